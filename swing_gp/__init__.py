@@ -1,0 +1,70 @@
+"""Graph kernels on implicit graphs, as linear operators: SWING and what goes beyond it.
+
+A user has points and a rule for how strongly two points are linked. swing_gp gives the kernels of that graph as
+``linear_operator.LinearOperator``, at a cost linear in the number of points; the graph itself is never stored.
+"""
+
+from swing_gp.edges import EdgeFunction, Gaussian, Laplace
+from swing_gp.features import (
+    AccuracyWarning,
+    DenseFeatures,
+    FeatureMap,
+    FourierFeatures,
+    LandmarkFeatures,
+    PairwiseFeatures,
+    PositiveFeatures,
+)
+from swing_gp.front import graph_kernel
+from swing_gp.graph import ImplicitGraph
+from swing_gp.operators.adjacency import AdjacencyLinearOperator, adjacency
+from swing_gp.operators.diagnostics import ErrorEstimate
+from swing_gp.operators.graph_kernel import FeatureKernelLinearOperator, SeriesLinearOperator
+from swing_gp.operators.grf import GRFLinearOperator, grf_kernel
+from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
+from swing_gp.operators.matrix_free import to_scipy
+from swing_gp.operators.swing import SwingLinearOperator
+from swing_gp.series import (
+    Diffusion,
+    InverseCosine,
+    Matern,
+    PowerSeries,
+    RandomWalk,
+    RegularizedLaplacian,
+    Series,
+)
+from swing_gp.walks import Walks
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AccuracyWarning",
+    "AdjacencyLinearOperator",
+    "DenseFeatures",
+    "Diffusion",
+    "EdgeFunction",
+    "ErrorEstimate",
+    "FeatureKernelLinearOperator",
+    "FeatureMap",
+    "FourierFeatures",
+    "GRFLinearOperator",
+    "Gaussian",
+    "ImplicitGraph",
+    "InverseCosine",
+    "LandmarkFeatures",
+    "Laplace",
+    "LowRankPlusDiagonal",
+    "Matern",
+    "PairwiseFeatures",
+    "PositiveFeatures",
+    "PowerSeries",
+    "RandomWalk",
+    "RegularizedLaplacian",
+    "Series",
+    "SeriesLinearOperator",
+    "SwingLinearOperator",
+    "Walks",
+    "adjacency",
+    "graph_kernel",
+    "grf_kernel",
+    "to_scipy",
+]

@@ -1,0 +1,17 @@
+"""Feature maps: how an edge function is linearised. See :mod:`swing_gp.features.protocol` for the two verbs."""
+
+from swing_gp.features.fourier import FourierFeatures
+from swing_gp.features.landmarks import AccuracyWarning, LandmarkFeatures
+from swing_gp.features.pairwise import PairwiseFeatures
+from swing_gp.features.positive import PositiveFeatures
+from swing_gp.features.protocol import DenseFeatures, FeatureMap
+
+__all__ = [
+    "AccuracyWarning",
+    "DenseFeatures",
+    "FeatureMap",
+    "FourierFeatures",
+    "LandmarkFeatures",
+    "PairwiseFeatures",
+    "PositiveFeatures",
+]

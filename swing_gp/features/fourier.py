@@ -1,0 +1,56 @@
+r"""Random Fourier features (paper, section 2.3; Rahimi & Recht, 2007).
+
+With frequencies :math:`\omega_k` from the spectral density of the edge function,
+
+.. math:: f(x - y) = E[\cos(\omega^\top (x - y))] \approx \frac{2}{r} \sum_k
+          \cos \omega_k^\top x \cos \omega_k^\top y + \sin \omega_k^\top x \sin \omega_k^\top y .
+
+The error is bounded everywhere but does not fall with distance: the features take both signs, so degrees are checked.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from swing_gp.edges import EdgeFunction
+from swing_gp.features.protocol import DenseFeatures
+from swing_gp.graph import ImplicitGraph
+from swing_gp.validation import check_count
+
+__all__ = ["FourierFeatures"]
+
+
+class FourierFeatures(DenseFeatures):
+    """Random Fourier features of any edge that can sample its spectral density.
+
+    :param num_features: the number r of real features, two for every frequency (an odd number is rounded up).
+    """
+
+    def __init__(
+        self,
+        graph: ImplicitGraph,
+        num_features: int,
+        *,
+        generator: torch.Generator,
+        ensemble: str = "orthogonal",
+    ) -> None:
+        self.graph, self.ensemble = graph, ensemble
+        number = (check_count("num_features", num_features) + 1) // 2
+        draws = graph.edge.sample_frequencies(number, graph.dim, generator=generator, ensemble=ensemble)
+        self._frequencies = draws.to(graph.points)
+
+    @property
+    def num_features(self) -> int:
+        return 2 * self._frequencies.shape[0]
+
+    def redraw(self, edge: EdgeFunction, generator: torch.Generator) -> FourierFeatures:
+        graph = self.graph.with_edge(edge)
+        return FourierFeatures(graph, self.num_features, generator=generator, ensemble=self.ensemble)
+
+    def features(self, x: Tensor) -> Tensor:
+        # Centred: the phase of far-away points would cost digits in float32, and the kernel is translation-invariant.
+        phase = self.graph.edge.scaled(x - self.graph.points.mean(0)) @ self._frequencies.mT
+        return torch.cat([phase.cos(), phase.sin()], dim=-1) * math.sqrt(2 / self.num_features)

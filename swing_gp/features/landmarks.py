@@ -1,0 +1,182 @@
+r"""Landmark features: the Nystrom form of W on nodes chosen by randomly pivoted Cholesky (Chen et al., 2023).
+
+With landmarks Z among the nodes and :math:`f(Z - Z) = L L^\top`,
+
+.. math:: \phi(x) = L^{-1} f(Z - x), \qquad W \approx Q = \Phi \Phi^\top, \qquad \delta = 1 - \mathrm{diag}\, Q \ge 0 .
+
+The error is deterministic given the landmarks and certified by the residual diagonal :math:`\delta`, which is kept: degrees
+are :math:`Q 1 + \delta`, so that an outlier which no landmark sees keeps its self-loop.
+"""
+
+from __future__ import annotations
+
+import warnings
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from swing_gp.edges import EdgeFunction
+from swing_gp.features.protocol import DenseFeatures
+from swing_gp.graph import ImplicitGraph, row_chunks
+from swing_gp.validation import check_count
+
+__all__ = ["AccuracyWarning", "LandmarkFeatures"]
+
+# Pivots are proposed this many at a time; rejection keeps the law of one-by-one sampling.
+BLOCK = 64
+
+
+class AccuracyWarning(UserWarning):
+    """An approximation does not reach the accuracy that was asked for."""
+
+
+class LandmarkFeatures(DenseFeatures):
+    """Nystrom features with a certified residual.
+
+    :param num_features: the most landmarks to take.
+    :param residual_tol: stop as soon as the mean of the residual diagonal is below this. At machine precision the
+        selection stops in any case.
+    :param landmarks: node ids, to fix the choice instead of making one.
+    """
+
+    def __init__(
+        self,
+        graph: ImplicitGraph,
+        num_features: int = 512,
+        *,
+        generator: torch.Generator | None = None,
+        residual_tol: float = 0.0,
+        landmarks: Tensor | None = None,
+    ) -> None:
+        if not graph.edge.positive_definite:
+            raise ValueError(
+                f"LandmarkFeatures need a positive-definite edge, got {graph.edge!r}; use features='pairwise'."
+            )
+        self.graph = graph
+        self._most = check_count("num_features", num_features)
+        self.residual_tol = residual_tol
+        if landmarks is None:
+            if generator is None:
+                raise ValueError("generator is needed to choose landmarks; give one, or give landmarks.")
+            landmarks = select_landmarks(graph, self._most, generator=generator, residual_tol=residual_tol)
+        elif landmarks.dim() != 1 or landmarks.numel() == 0 or landmarks.unique().numel() != landmarks.numel():
+            raise ValueError("landmarks must be a vector of distinct node ids.")
+        elif int(landmarks.min()) < 0 or int(landmarks.max()) >= graph.num_nodes:
+            raise ValueError(f"landmarks must be node ids in 0..{graph.num_nodes - 1}.")
+        self.landmarks = landmarks
+        if residual_tol > 0:
+            residual = float(self.residual_diagonal.detach().mean())
+            if residual > residual_tol and len(landmarks) >= self._most:
+                warnings.warn(
+                    f"{len(landmarks)} landmarks leave a mean residual of {residual:.2g}, above {residual_tol:.2g}: raise "
+                    "num_features, or the lengthscale is too short for landmarks on these points.",
+                    AccuracyWarning,
+                    stacklevel=3,
+                )
+
+    @property
+    def num_features(self) -> int:
+        return self.landmarks.numel()
+
+    def redraw(self, edge: EdgeFunction, generator: torch.Generator) -> LandmarkFeatures:
+        graph = self.graph.with_edge(edge)
+        return LandmarkFeatures(graph, self._most, generator=generator, residual_tol=self.residual_tol)
+
+    @cached_property
+    def _cholesky(self) -> Tensor:  # (r, r), float64
+        sites = self.graph.points[self.landmarks].double()
+        gram = self.graph.edge.weights(sites, sites)
+        # A few ulps keep the factor finite when a changed lengthscale makes landmarks dependent.
+        floor = 1e-13 if self.graph.points.dtype == torch.float64 else 1e-8
+        return torch.linalg.cholesky(gram + floor * torch.eye(len(sites), dtype=gram.dtype, device=gram.device))
+
+    def features(self, x: Tensor) -> Tensor:
+        sites = self.graph.points[self.landmarks]
+        # The triangular solve amplifies rounding, so weights and factor are float64 whatever the points are.
+        parts = [
+            torch.linalg.solve_triangular(
+                self._cholesky, self.graph.edge.weights(sites.double(), x[rows].double()), upper=False
+            ).mT.to(x.dtype)
+            for rows in row_chunks(x.shape[0], self.num_features)
+        ]
+        return torch.cat(parts)
+
+    @cached_property
+    def residual_diagonal(self) -> Tensor:  # (N,)
+        return (1 - self.node_features.square().sum(-1)).clamp_min(0)
+
+    def node_residual(self) -> Tensor:
+        return self.residual_diagonal
+
+    def log_degree(self, x: Tensor | None = None) -> Tensor:
+        features = self._features(x)
+        residual = self.residual_diagonal if x is None else (1 - features.square().sum(-1)).clamp_min(0)
+        degree = features @ self.node_features.sum(-2) + residual
+        least = float(degree.detach().min())
+        if not least > 0:
+            raise ValueError(
+                f"The landmarks give a non-positive degree ({least:.3g}); use more of them (num_features), a larger "
+                "lengthscale, or features='pairwise'."
+            )
+        return degree.log()
+
+
+@torch.no_grad()
+def select_landmarks(
+    graph: ImplicitGraph, number: int, *, generator: torch.Generator, residual_tol: float = 0.0
+) -> Tensor:
+    r"""Node ids chosen by randomly pivoted Cholesky: each with probability proportional to what is left of its diagonal.
+
+    Pivots are proposed in blocks and thinned by rejection, which leaves the law of the one-by-one algorithm unchanged
+    (Epperly, Tropp & Webber, 2024). O(N r^2) time, O(N r) memory.
+    """
+    points, edge = graph.points.detach(), graph.edge
+    number = min(number, graph.num_nodes)
+    # Below this a pivot is rounding error; it also bounds how much the triangular solve amplifies.
+    floor = 1e-12 if points.dtype == torch.float64 else 1e-6
+    residual = torch.ones(len(points), dtype=torch.float64, device=points.device)
+    blocks: list[Tensor] = []
+    chosen: list[Tensor] = []
+    taken = 0
+    while taken < number:
+        live = torch.where(residual > floor, residual, torch.zeros_like(residual))
+        total = live.sum()
+        if not float(total) > max(residual_tol, 0.0) * len(points):
+            break
+        uniform = torch.rand(2, BLOCK, dtype=torch.float64, generator=generator, device=generator.device).to(points.device)
+        proposals = torch.searchsorted(live.cumsum(0), uniform[0] * total).clamp_max(len(points) - 1)
+        remaining = edge.weights(points[proposals].double(), points[proposals].double())
+        for block in blocks:
+            remaining = remaining - block[proposals].double() @ block[proposals].double().mT
+        kept = _thin(remaining, residual[proposals], uniform[1], floor)[: number - taken]
+        if not kept:  # nothing but rounding error is left
+            break
+        pivots = proposals[kept]
+        factor = torch.linalg.cholesky(remaining[kept][:, kept])
+        block = torch.empty(len(points), len(pivots), dtype=points.dtype, device=points.device)
+        for rows in row_chunks(len(points), len(pivots)):
+            columns = edge.weights(points[rows].double(), points[pivots].double())
+            for previous in blocks:
+                columns -= (previous[rows] @ previous[pivots].mT).double()
+            block[rows] = torch.linalg.solve_triangular(factor, columns.mT, upper=False).mT.to(points.dtype)
+        blocks.append(block)
+        chosen.append(pivots)
+        taken += len(pivots)
+        residual = (residual - block.double().square().sum(-1)).clamp_min(0)
+        residual[pivots] = 0
+    return torch.cat(chosen)
+
+
+def _thin(remaining: Tensor, diagonal: Tensor, uniform: Tensor, floor: float) -> list[int]:
+    """Accept each proposal with the share of its diagonal that the accepted ones before it have left."""
+    matrix = remaining.cpu().numpy().copy()
+    start, coin = diagonal.cpu().numpy(), uniform.cpu().numpy()
+    kept: list[int] = []
+    for i in range(len(matrix)):
+        pivot = matrix[i, i]
+        if pivot <= floor or coin[i] * start[i] >= pivot:
+            continue
+        kept.append(i)
+        matrix -= matrix[:, i : i + 1] * (matrix[i] / pivot)
+    return kept

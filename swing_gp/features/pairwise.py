@@ -1,0 +1,76 @@
+r"""The exact map, :math:`\phi_1(x) = f(x - p)` and :math:`\phi_2(p_j) = e_j`: O(N^2) in time, chunked to O(N) in memory.
+
+It is asymmetric: its coefficients are values at the nodes. For tests, small graphs, and as the yardstick of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from swing_gp.edges import EdgeFunction
+from swing_gp.features.protocol import FeatureMap
+from swing_gp.graph import ImplicitGraph, row_chunks
+
+__all__ = ["PairwiseFeatures"]
+
+
+class PairwiseFeatures(FeatureMap):
+    """Exact weights, computed block by block and never kept, in the backward pass neither."""
+
+    def __init__(self, graph: ImplicitGraph) -> None:
+        self.graph = graph
+
+    def redraw(self, edge: EdgeFunction, generator: torch.Generator) -> PairwiseFeatures:
+        return PairwiseFeatures(self.graph.with_edge(edge))
+
+    def project(self, values: Tensor) -> Tensor:
+        return values
+
+    def project_adjoint(self, coefficients: Tensor) -> Tensor:
+        return coefficients
+
+    def evaluate(self, x: Tensor | None, coefficients: Tensor) -> Tensor:
+        return self._by_rows(x, lambda rows, edge, p, c: edge.weights(rows, p) @ c, coefficients)
+
+    def evaluate_adjoint(self, x: Tensor | None, values: Tensor) -> Tensor:
+        x = self.graph.points if x is None else x
+        block = _recomputed(lambda rows, edge, p, v: edge.weights(rows, p).mT @ v, self.graph)
+        chunks = row_chunks(x.shape[0], self.graph.num_nodes)
+        parts = (block(x[rows], values[rows]) for rows in chunks)
+        total = next(parts)
+        for part in parts:
+            total = total + part
+        return total
+
+    def log_degree(self, x: Tensor | None = None) -> Tensor:
+        return self._by_rows(x, lambda rows, edge, p: torch.logsumexp(edge.log_weights(rows, p), dim=-1))
+
+    def average(self, x: Tensor, log_noise: Tensor) -> Tensor:
+        return self._by_rows(
+            x, lambda rows, edge, p, noise: torch.softmax(edge.log_weights(rows, p) + noise, dim=-1) @ p, log_noise
+        )
+
+    def _by_rows(self, x: Tensor | None, function: Callable[..., Tensor], *others: Tensor) -> Tensor:
+        x = self.graph.points if x is None else x
+        block = _recomputed(function, self.graph)
+        return torch.cat([block(x[rows], *others) for rows in row_chunks(x.shape[0], self.graph.num_nodes)])
+
+
+def _recomputed(function: Callable[..., Tensor], graph: ImplicitGraph) -> Callable[..., Tensor]:
+    """``function(rows, edge, points, ...)`` on the tensors of the graph; its backward pass computes the block anew."""
+
+    def block(rows: Tensor, *others: Tensor) -> Tensor:
+        def run(rows: Tensor, points: Tensor, *tensors: Tensor) -> Tensor:
+            split = len(graph.edge.parameters())
+            return function(rows, graph.edge.with_parameters(*tensors[:split]), points, *tensors[split:])
+
+        tensors = (rows, *graph.tensors(), *others)
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+            return checkpoint(run, *tensors, use_reentrant=False, preserve_rng_state=False)
+        return run(*tensors)
+
+    return block

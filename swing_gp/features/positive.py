@@ -1,0 +1,163 @@
+r"""Positive random features of a Gaussian edge (paper, section 2.3.1 and appendix B).
+
+Completing the square, every positive feature is a Gaussian bump with a random centre z: with lengthscale :math:`\sigma`,
+
+.. math:: f(x - y) = c \int b(x - z)\, b(y - z)\, dz, \qquad b(u) = e^{-|u|^2/\sigma^2}, \qquad
+          \phi_k(x) = \sqrt{c / (r\, q(z_k))}\; b(x - z_k), \quad c = (2 / (\pi \sigma^2))^{d/2},
+
+unbiased for any proposal density q of the centres. In this form nothing overflows, however far the points reach; all sums
+are taken in logarithms.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from swing_gp.edges import EdgeFunction, Gaussian
+from swing_gp.ensembles import ENSEMBLES, gaussian_ensemble
+from swing_gp.features.protocol import DenseFeatures
+from swing_gp.graph import ImplicitGraph, row_chunks
+from swing_gp.validation import check_choice, check_count
+
+__all__ = ["PositiveFeatures"]
+
+PROPOSALS = ("plain", "isotropic", "data")
+
+# Below a jitter of 1/sqrt(8) lengthscales the importance weights of the data proposal have infinite variance.
+LEAST_JITTER = 8**-0.5
+
+
+class PositiveFeatures(DenseFeatures):
+    r"""Positive random features.
+
+    :param graph: a graph with a Gaussian edge.
+    :param num_features: the number r of features.
+    :param proposal: where the centres z come from. ``"plain"`` is the paper's base form, :math:`\omega \sim N(0, I)` with
+        :math:`z = \sigma \omega / 2`; ``"isotropic"`` its importance sampling, :math:`\omega \sim N(0, \alpha \mu I)` with
+        :math:`\mu` the median norm of the (centred, scaled) points; ``"data"`` draws a node and adds Gaussian jitter, which
+        puts the bumps where the points are and is several times more accurate at equal r.
+    :param ensemble: ``"iid"``, ``"orthogonal"`` or ``"simplex"``.
+    :param importance: :math:`\alpha` of the isotropic proposal; None matches the spread of the points.
+    :param jitter: standard deviation of the data proposal's jitter, in lengthscales.
+    """
+
+    def __init__(
+        self,
+        graph: ImplicitGraph,
+        num_features: int,
+        *,
+        generator: torch.Generator,
+        proposal: str = "data",
+        ensemble: str = "orthogonal",
+        importance: float | None = None,
+        jitter: float = 0.5,
+    ) -> None:
+        if not isinstance(graph.edge, Gaussian):
+            raise ValueError(
+                f"PositiveFeatures need a Gaussian edge, got {graph.edge!r}; use features='landmarks' or 'fourier'."
+            )
+        check_choice("proposal", proposal, PROPOSALS)
+        check_choice("ensemble", ensemble, ENSEMBLES)
+        if importance is not None and not importance > 0:
+            raise ValueError(f"importance must be positive, got {importance!r}.")
+        if not jitter > LEAST_JITTER:
+            raise ValueError(
+                f"jitter must exceed {LEAST_JITTER:.3f} lengthscales, got {jitter!r}: the features have no variance below."
+            )
+        self.graph = graph
+        self.proposal, self.ensemble, self.importance, self.jitter = proposal, ensemble, importance, jitter
+        number = check_count("num_features", num_features)
+        self._normals = gaussian_ensemble(number, graph.dim, ensemble=ensemble, generator=generator)
+        self._parents = None
+        if proposal == "data":
+            self._parents = _choose(graph.num_nodes, number, generator).to(graph.points.device)
+        self._normals = self._normals.to(graph.points)
+
+    @property
+    def num_features(self) -> int:
+        return self._normals.shape[0]
+
+    def redraw(self, edge: EdgeFunction, generator: torch.Generator) -> PositiveFeatures:
+        return PositiveFeatures(
+            self.graph.with_edge(edge),
+            self.num_features,
+            generator=generator,
+            proposal=self.proposal,
+            ensemble=self.ensemble,
+            importance=self.importance,
+            jitter=self.jitter,
+        )
+
+    @cached_property
+    def _centers(self) -> tuple[Tensor, Tensor]:  # (r, d) in lengthscales, (r,)
+        """The scaled centres and the logarithms of the features' constants."""
+        nodes = self.graph.edge.scaled(self.graph.points)
+        number, dim = self._normals.shape
+        if self._parents is not None:
+            centers = nodes[self._parents] + self.jitter * self._normals
+            log_density = torch.cat([self._mixture(centers[rows], nodes) for rows in row_chunks(number, len(nodes))])
+        else:
+            origin = nodes.mean(0)
+            variance = nodes.new_ones(())
+            if self.proposal == "isotropic":
+                median = (nodes - origin).norm(dim=-1).median()
+                # Matched: the centres omega/2 spread as the points do, plus the half-width of a bump.
+                variance = 1 + 4 * median.square() / dim if self.importance is None else self.importance * median
+                if not float(variance.detach()) > 0:
+                    raise ValueError("proposal='isotropic' needs points that differ; use proposal='plain' or 'data'.")
+            centers = origin + 0.5 * variance.sqrt() * self._normals
+            log_density = -0.5 * self._normals.square().sum(-1) - 0.5 * dim * torch.log(2 * math.pi * variance / 4)
+        log_constant = 0.5 * dim * math.log(2 / math.pi) - math.log(number)
+        return centers, 0.5 * (log_constant - log_density)
+
+    def _mixture(self, centers: Tensor, nodes: Tensor) -> Tensor:
+        """Log-density of the data proposal: a Gaussian mixture with one component per node."""
+        squared = torch.cdist(centers, nodes, compute_mode="donot_use_mm_for_euclid_dist").square()
+        log_constant = 0.5 * nodes.shape[-1] * math.log(2 * math.pi * self.jitter**2) + math.log(len(nodes))
+        return torch.logsumexp(squared / (-2 * self.jitter**2), dim=-1) - log_constant
+
+    def log_features(self, x: Tensor) -> Tensor:  # (n, r)
+        centers, log_constants = self._centers
+        squared = torch.cdist(self.graph.edge.scaled(x), centers, compute_mode="donot_use_mm_for_euclid_dist").square()
+        return log_constants - squared
+
+    @cached_property
+    def _node_log_features(self) -> Tensor:  # (N, r)
+        return self.log_features(self.graph.points)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.log_features(x).exp()
+
+    @cached_property
+    def node_features(self) -> Tensor:
+        return self._node_log_features.exp()
+
+    @cached_property
+    def _log_totals(self) -> Tensor:  # (r,)
+        return torch.logsumexp(self._node_log_features, dim=0)
+
+    def log_degree(self, x: Tensor | None = None) -> Tensor:
+        log_features = self._node_log_features if x is None else self.log_features(x)
+        return torch.logsumexp(log_features + self._log_totals, dim=-1)
+
+    def normalized_features(self, log_degree: Tensor) -> Tensor:
+        return (self._node_log_features - 0.5 * log_degree.unsqueeze(-1)).exp()
+
+    def average(self, x: Tensor, log_noise: Tensor) -> Tensor:
+        # Two softmaxes: every feature averages the nodes it sees, every walker averages the features it sees.
+        shares = self._node_log_features + log_noise.unsqueeze(-1)
+        per_feature = torch.softmax(shares, dim=0).mT @ self.graph.points
+        return torch.softmax(self.log_features(x) + torch.logsumexp(shares, dim=0), dim=-1) @ per_feature
+
+
+def _choose(population: int, number: int, generator: torch.Generator) -> Tensor:
+    """``number`` nodes, each node as often as every other up to one: uniform marginals with the least repetition."""
+    rounds = [
+        torch.randperm(population, generator=generator, device=generator.device)
+        for _ in range(math.ceil(number / population))
+    ]
+    return torch.cat(rounds)[:number]

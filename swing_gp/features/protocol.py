@@ -1,0 +1,140 @@
+r"""The two verbs. A feature map linearises an edge function, :math:`f(x - y) \approx \phi_1(x)^\top \phi_2(y)`, and offers
+
+- ``project(v)``: values at the nodes to coefficients, :math:`c = \Phi_2(p)^\top v`;
+- ``evaluate(x, c)``: coefficients to values at any points, :math:`v = \Phi_1(x) c`;
+
+so that :math:`(W v)(x) \approx` ``evaluate(x, project(v))`` for every x, on or off the graph. All else in this package is
+written with these two and their adjoints, and nothing above them knows which map it has. A map is bound to a graph, holds
+its random draws, and is otherwise a differentiable function of the points and the edge parameters.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from functools import cached_property
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from swing_gp.edges import EdgeFunction
+from swing_gp.graph import ImplicitGraph
+
+__all__ = ["DenseFeatures", "FeatureMap"]
+
+Map = TypeVar("Map", bound="FeatureMap")
+
+
+class FeatureMap(ABC):
+    """A linearised edge function on a graph."""
+
+    graph: ImplicitGraph
+
+    @abstractmethod
+    def project(self, values: Tensor) -> Tensor:  # (N, k) -> (r, k)
+        """Values at the nodes to coefficients."""
+
+    @abstractmethod
+    def evaluate(self, x: Tensor | None, coefficients: Tensor) -> Tensor:  # (n, d), (r, k) -> (n, k)
+        """Coefficients to values at points; None stands for the nodes."""
+
+    @abstractmethod
+    def project_adjoint(self, coefficients: Tensor) -> Tensor:  # (r, k) -> (N, k)
+        """The transpose of :meth:`project`."""
+
+    @abstractmethod
+    def evaluate_adjoint(self, x: Tensor | None, values: Tensor) -> Tensor:  # (n, d), (n, k) -> (r, k)
+        """The transpose of :meth:`evaluate`."""
+
+    @abstractmethod
+    def average(self, x: Tensor, log_noise: Tensor) -> Tensor:  # (n, d), (N,) -> (n, d)
+        r"""One move of a space walk (Eq. 5 of the paper): the mean of the nodes under weights
+        :math:`a_j f(x - p_j)` for every walker x, with noise a given by its logarithm."""
+
+    @abstractmethod
+    def redraw(self: Map, edge: EdgeFunction, generator: torch.Generator) -> Map:
+        """A map of the same recipe for another edge function, with fresh randomness."""
+
+    @abstractmethod
+    def log_degree(self, x: Tensor | None = None) -> Tensor:  # (n, d) -> (n,)
+        r"""Logarithm of the degree :math:`d(x) = \sum_j f(x - p_j)` as this map sees it."""
+
+    def node_residual(self) -> Tensor | None:  # (N,)
+        """What the map leaves out of the diagonal of W, where it knows."""
+        return None
+
+    def bind(self: Map, graph: ImplicitGraph) -> Map:
+        """The same map, with the same draws, on other tensors of the same shapes."""
+        if graph is self.graph:
+            return self
+        other = copy.copy(self)
+        for name in list(other.__dict__):
+            if isinstance(getattr(type(other), name, None), cached_property):
+                del other.__dict__[name]
+        other.graph = graph
+        return other
+
+    def __getstate__(self) -> dict:
+        cached = {name for name in self.__dict__ if isinstance(getattr(type(self), name, None), cached_property)}
+        return {name: value for name, value in self.__dict__.items() if name not in cached}
+
+
+class DenseFeatures(FeatureMap):
+    r"""A symmetric map given by an explicit matrix of features, :math:`f(x - y) \approx \phi(x)^\top \phi(y)`."""
+
+    @property
+    @abstractmethod
+    def num_features(self) -> int: ...
+
+    @abstractmethod
+    def features(self, x: Tensor) -> Tensor:  # (n, d) -> (n, r)
+        """The feature matrix of any points."""
+
+    @cached_property
+    def node_features(self) -> Tensor:  # (N, r)
+        return self.features(self.graph.points)
+
+    def _features(self, x: Tensor | None) -> Tensor:
+        return self.node_features if x is None else self.features(x)
+
+    def project(self, values: Tensor) -> Tensor:
+        return self.node_features.mT @ values
+
+    def evaluate(self, x: Tensor | None, coefficients: Tensor) -> Tensor:
+        return self._features(x) @ coefficients
+
+    def project_adjoint(self, coefficients: Tensor) -> Tensor:
+        return self.node_features @ coefficients
+
+    def evaluate_adjoint(self, x: Tensor | None, values: Tensor) -> Tensor:
+        return self._features(x).mT @ values
+
+    def log_degree(self, x: Tensor | None = None) -> Tensor:
+        degree = self._features(x) @ self.node_features.sum(-2)
+        least = float(degree.detach().min())
+        if not least > 0:
+            raise ValueError(
+                f"{type(self).__name__} give a non-positive degree ({least:.3g}): these features take both signs and "
+                "their error exceeds the degree of some node. Use more features (num_features), a larger lengthscale, "
+                "or features='landmarks'."
+            )
+        return degree.log()
+
+    def normalized_features(self, log_degree: Tensor) -> Tensor:  # (N, r)
+        r"""The rows of :math:`D^{-1/2} \Phi`."""
+        return self.node_features * (-0.5 * log_degree).exp().unsqueeze(-1)
+
+    def average(self, x: Tensor, log_noise: Tensor) -> Tensor:
+        # The ratio is free of scale, so the noise is shifted; in float64, because at low temperature it spans e^100.
+        noise = (log_noise - log_noise.max()).double().exp().unsqueeze(-1)
+        points = self.graph.points.double()
+        weighted = self.node_features.double().mT @ torch.cat([noise * points, noise], dim=-1)
+        result = self.features(x).double() @ weighted
+        denominator = result[:, -1:]
+        if not bool((denominator.detach() > 0).all()):
+            raise ValueError(
+                f"A walk met a non-positive denominator: {type(self).__name__} have an absolute error, and a move is a "
+                "ratio of numbers far below it. Raise the temperature, or use features='positive' or 'pairwise'."
+            )
+        return (result[:, :-1] / denominator).to(x.dtype)

@@ -1,0 +1,99 @@
+"""The front door: one function from a graph and a series to a kernel operator."""
+
+from __future__ import annotations
+
+import torch
+from linear_operator.operators import LinearOperator
+
+from swing_gp.edges import Gaussian
+from swing_gp.features import FeatureMap, FourierFeatures, LandmarkFeatures, PairwiseFeatures, PositiveFeatures
+from swing_gp.graph import ImplicitGraph
+from swing_gp.operators.graph_kernel import collapsed_kernel
+from swing_gp.operators.swing import swing_kernel
+from swing_gp.series import Series
+from swing_gp.validation import as_generator, check_choice, check_interval
+from swing_gp.walks import Walks
+
+__all__ = ["graph_kernel", "make_features"]
+
+FEATURES = ("auto", "landmarks", "positive", "fourier", "pairwise")
+
+
+def graph_kernel(
+    graph: ImplicitGraph,
+    series: Series,
+    *,
+    features: str | FeatureMap = "auto",
+    walks: Walks | None = None,
+    tol: float | None = None,
+    num_features: int | None = None,
+    seed: int | torch.Generator = 0,
+) -> LinearOperator:
+    r"""The kernel :math:`K = \sum_k \alpha_k A^k` of an implicit graph, as a linear operator; the graph is never stored.
+
+    :param graph: the graph; its ``normalization`` says which matrix A is.
+    :param series: the kernel, for instance ``Diffusion(2.0)``.
+    :param features: how the edge function is linearised: ``"landmarks"`` (the default of ``"auto"``), ``"positive"`` (the
+        paper's; the default of ``"auto"`` for walks on a Gaussian graph), ``"fourier"``, ``"pairwise"`` (exact, O(N^2) time
+        a product), or a feature map of this graph.
+    :param walks: None for the collapsed kernel, the exact expectation over all walks; a :class:`Walks` for the estimator of
+        the paper.
+    :param tol: accuracy to aim for: the mean residual of landmarks, the truncation of the series.
+    :param num_features: the number of features; for landmarks the most to take (512 by default).
+    :param seed: an int or a ``torch.Generator``; one seed, one operator.
+
+    >>> import torch
+    >>> from swing_gp import Diffusion, Gaussian, ImplicitGraph, graph_kernel
+    >>> graph = ImplicitGraph(torch.rand(1000, 3, generator=torch.Generator().manual_seed(0)), Gaussian(0.3))
+    >>> K = graph_kernel(graph, Diffusion(2.0))
+    >>> K.shape, (K @ torch.ones(1000)).shape
+    (torch.Size([1000, 1000]), torch.Size([1000]))
+    """
+    if not isinstance(graph, ImplicitGraph):
+        raise TypeError(f"graph must be an ImplicitGraph, got {type(graph).__name__}; wrap your points in one.")
+    if not isinstance(series, Series):
+        raise TypeError(f"series must be a Series such as Diffusion(1.0), got {series!r}.")
+    if walks is not None and not isinstance(walks, Walks):
+        raise TypeError(f"walks must be None or a Walks(...), got {walks!r}.")
+    if tol is not None:
+        check_interval("tol", tol, 0, 1)
+    if walks is not None and graph.normalization == "random_walk" and walks.sides == 2:
+        raise ValueError(
+            "Walks(sides=2) needs a symmetric matrix and normalization='random_walk' gives none; use Walks(sides=1), or "
+            "normalization='symmetric'."
+        )
+    generator = as_generator(seed)
+    if features == "auto" and walks is not None:
+        features = "positive" if isinstance(graph.edge, Gaussian) else "pairwise"
+    chosen = make_features(graph, features, tol=tol, num_features=num_features, generator=generator)
+    if walks is None:
+        return collapsed_kernel(chosen, series, tol)
+    return swing_kernel(chosen, series, walks, generator=generator, tol=1e-4 if tol is None else tol)
+
+
+def make_features(
+    graph: ImplicitGraph,
+    features: str | FeatureMap,
+    *,
+    tol: float | None = None,
+    num_features: int | None = None,
+    generator: torch.Generator,
+) -> FeatureMap:
+    """The feature map that a name stands for."""
+    if isinstance(features, FeatureMap):
+        if features.graph is not graph:
+            raise ValueError("features belong to another graph; build the map on the graph you pass, or bind() it.")
+        if num_features is not None:
+            raise ValueError("num_features is fixed by the feature map given as features; leave it out.")
+        return features
+    check_choice("features", features, FEATURES)
+    if features == "pairwise":
+        if num_features is not None:
+            raise ValueError("num_features has no meaning for features='pairwise', which is exact; leave it out.")
+        return PairwiseFeatures(graph)
+    number = 512 if num_features is None else num_features
+    if features == "positive":
+        return PositiveFeatures(graph, number, generator=generator)
+    if features == "fourier":
+        return FourierFeatures(graph, number, generator=generator)
+    return LandmarkFeatures(graph, number, generator=generator, residual_tol=0.0 if tol is None else tol)

@@ -1,0 +1,1 @@
+"""Linear operators: one per file."""

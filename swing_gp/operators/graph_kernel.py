@@ -1,0 +1,128 @@
+r"""The collapsed kernel: the expectation over all walks, which needs no walks.
+
+With dense features :math:`\tilde\Phi = D^{-1/2} \Phi` the series collapses to one small matrix function,
+
+.. math:: K = \alpha_0 I + \tilde\Phi\, h(\tilde\Phi^\top \tilde\Phi)\, \tilde\Phi^\top, \qquad
+          h(\lambda) = (g(\lambda) - \alpha_0) / \lambda ,
+
+and with landmarks the residual diagonal :math:`\delta` enters as decoupled self-loops, :math:`\mathrm{diag}\, g(\delta/d)`
+in place of :math:`\alpha_0 I`. Everything else (maps without a feature matrix, random-walk normalisation) is a Chebyshev
+polynomial of the adjacency operator.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from linear_operator.operators import LinearOperator
+from torch import Tensor
+
+from swing_gp.features.protocol import DenseFeatures, FeatureMap
+from swing_gp.operators.adjacency import AdjacencyLinearOperator, adjacency
+from swing_gp.operators.diagnostics import GraphOperator
+from swing_gp.operators.linear_algebra import gram, symmetric_function
+from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
+from swing_gp.operators.matrix_free import MatrixFreeLinearOperator
+from swing_gp.operators.polynomial import clenshaw
+from swing_gp.series import Series
+
+__all__ = ["FeatureKernelLinearOperator", "SeriesLinearOperator", "collapsed_kernel"]
+
+
+class FeatureKernelLinearOperator(GraphOperator, LowRankPlusDiagonal):
+    """A graph kernel with dense features, in closed form. Principal blocks are plain :class:`LowRankPlusDiagonal`."""
+
+    def __init__(
+        self, factor: Tensor, core: Tensor, diag: Tensor, *, features: FeatureMap, series: Series, **kwargs: Any
+    ) -> None:
+        super().__init__(factor, core, diag, features=features, series=series, **kwargs)
+        self.features, self.series, self.graph = features, series, features.graph
+
+
+class SeriesLinearOperator(GraphOperator, MatrixFreeLinearOperator):
+    r"""A polynomial of an adjacency operator, :math:`\sum_k c_k T_k(A)` with A mapped from ``interval`` to [-1, 1].
+
+    Gradients reach the coefficients (and through them the series), the graph and the degrees.
+    """
+
+    def __init__(
+        self,
+        adjacency: AdjacencyLinearOperator,
+        coefficients: Tensor,
+        *,
+        interval: tuple[float, float],
+        series: Series,
+    ) -> None:
+        super().__init__(adjacency, coefficients, interval=interval, series=series)
+        self.adjacency, self.coefficients, self.interval = adjacency, coefficients, interval
+        self.series, self.features, self.graph = series, adjacency.features, adjacency.graph
+
+    def _size(self) -> torch.Size:
+        return self.adjacency._size()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.adjacency.dtype
+
+    def _transpose_nonbatch(self) -> LinearOperator:
+        return self.__class__(self.adjacency._transpose_nonbatch(), self.coefficients, **self._kwargs)
+
+    def _apply(self, rhs: Tensor) -> Tensor:
+        return clenshaw(self.adjacency._apply, self.coefficients.to(rhs.dtype), self.interval, rhs)
+
+
+def collapsed_kernel(features: FeatureMap, series: Series, tol: float | None = None) -> LinearOperator:
+    """The graph kernel of a feature map, without walks.
+
+    :param tol: relative tolerance of the polynomial where one is needed; machine precision if None.
+    """
+    graph = features.graph
+    if isinstance(features, DenseFeatures) and graph.normalization != "random_walk":
+        return _closed_form(features, series)
+    matrix = adjacency(features)
+    interval = _spectral_interval(matrix)
+    series.check_spectrum(interval, psd=graph.normalization != "random_walk")
+    if tol is None:
+        tol = 10 * torch.finfo(graph.points.dtype).eps
+    coefficients = series.chebyshev(interval, tol).to(graph.points)
+    return SeriesLinearOperator(matrix, coefficients, interval=interval, series=series)
+
+
+def _closed_form(features: DenseFeatures, series: Series) -> FeatureKernelLinearOperator:
+    graph = features.graph
+    residual = features.node_residual()
+    if graph.normalization is None:
+        factor = features.node_features
+    else:
+        log_degree = features.log_degree()
+        factor = features.normalized_features(log_degree)
+        residual = None if residual is None else residual * (-log_degree).exp()
+
+    def check(eigenvalues: Tensor) -> None:
+        loops = [] if residual is None else [float(residual.min()), float(residual.max())]
+        ends = [float(eigenvalues.min()), float(eigenvalues.max()), 0.0, *loops]
+        series.check_spectrum((min(ends), max(ends)), psd=True)
+
+    core = symmetric_function(gram(factor), series.remainder, check)
+    if residual is None:
+        diag = series.coefficients(1)
+    else:
+        diag = series(residual.double())
+    return FeatureKernelLinearOperator(factor, core, diag.to(factor), features=features, series=series)
+
+
+@torch.no_grad()
+def _spectral_interval(matrix: AdjacencyLinearOperator) -> tuple[float, float]:
+    """An interval that holds the spectrum of the matrix as the features see it."""
+    low, high = matrix.graph.spectrum
+    if isinstance(matrix.features, DenseFeatures):
+        # Approximate features may leave [0, 1] a little, where a Chebyshev polynomial grows fast.
+        loops = matrix.residual * (-matrix.log_degree).exp()
+        eigenvalues = torch.linalg.eigvalsh(gram(matrix.features.normalized_features(matrix.log_degree)))
+        return min(low, float(eigenvalues.min())), max(high, float(eigenvalues.max()) + float(loops.max()))
+    if matrix.graph.normalization is None:
+        high = math.exp(float(matrix.log_degree.max()))  # the largest degree bounds every eigenvalue of W
+        low = -high if low < 0 else 0.0
+    return low, high

@@ -1,0 +1,173 @@
+r"""Graph random features on an explicit sparse graph (paper, Algorithm 1; Choromanski, 2023; Reid et al., 2024).
+
+The baseline of SWING, and the route for graphs that are not of the form :math:`f(p_i - p_j)`, such as k-nearest-neighbour
+graphs. Row i of the sparse matrix :math:`\Xi` is the signature vector of node i: every visit of a walk from i adds its load
+times the modulation, and :math:`K = E[\Xi_1 \Xi_2^\top]` for independent walks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+import torch
+from linear_operator.operators import LinearOperator, MatmulLinearOperator, to_linear_operator
+from torch import Tensor
+
+from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
+from swing_gp.operators.matrix_free import MatrixFreeLinearOperator, to_scipy
+from swing_gp.operators.sparse import SparsePattern
+from swing_gp.series import Series
+from swing_gp.validation import as_generator, check_choice, check_count, check_interval
+
+__all__ = ["GRFLinearOperator", "grf_kernel"]
+
+# A walk of this many steps has outlived any halting probability that is worth using.
+MAX_STEPS = 1000
+
+
+class GRFLinearOperator(MatrixFreeLinearOperator):
+    r"""The kernel of sparse graph random features, :math:`\Xi_1 \Xi_2^\top`. Made by :func:`grf_kernel`.
+
+    :param left: the values of :math:`\Xi_1`.
+    :param right: the values of :math:`\Xi_2`, for independent walks; without it :math:`\Xi_2 = \Xi_1`, and K is PSD.
+    """
+
+    def __init__(self, left: Tensor, *right: Tensor, patterns: tuple[SparsePattern, ...]) -> None:
+        super().__init__(left, *right, patterns=patterns)
+        self.factors = list(zip((left, *right), patterns, strict=True))
+
+    def _size(self) -> torch.Size:
+        return torch.Size((self.factors[0][1].shape[0], self.factors[-1][1].shape[0]))
+
+    def _transpose_nonbatch(self) -> LinearOperator:
+        return self.__class__(*self._args[::-1], patterns=self._kwargs["patterns"][::-1])
+
+    def _apply(self, rhs: Tensor) -> Tensor:
+        (left, left_pattern), (right, right_pattern) = self.factors[0], self.factors[-1]
+        return left_pattern.matmul(left, right_pattern.t_matmul(right, rhs.contiguous()))
+
+    def _diagonal(self) -> Tensor:
+        if len(self.factors) > 1:
+            return super()._diagonal()
+        values, pattern = self.factors[0]
+        counts = pattern.crow.diff().to(values.device)
+        rows = torch.repeat_interleave(torch.arange(len(counts), device=values.device), counts)
+        return torch.zeros(len(counts), dtype=values.dtype, device=values.device).index_add(0, rows, values.square())
+
+    def to_scipy(self) -> Any:
+        """This operator for people who live in SciPy."""
+        return to_scipy(self)
+
+
+def grf_kernel(
+    adjacency: Any,
+    series: Series,
+    *,
+    walks: int = 300,
+    halting: float = 0.1,
+    form: str = "same",
+    projection: int | None = None,
+    seed: int | torch.Generator = 0,
+    dtype: torch.dtype = torch.float64,
+) -> LinearOperator:
+    r"""The kernel :math:`\sum_k \alpha_k A^k` of an explicit graph by graph random features.
+
+    :param adjacency: A, square and non-negative: a SciPy sparse array or a torch tensor (sparse or dense). Normalise it
+        yourself; a walk steps to a neighbour with probability proportional to the row and multiplies its load by the sum of
+        the row over (1 - halting).
+    :param walks: walks per node.
+    :param halting: the probability with which a walk ends before each step.
+    :param form: ``"same"`` for :math:`\Xi \Xi^\top`, symmetric PSD with a bias of O(1/walks); ``"independent"`` for
+        :math:`\Xi_1 \Xi_2^\top`, unbiased and not symmetric.
+    :param projection: None for sparse factors of width N, or the width k of a Johnson-Lindenstrauss projection
+        :math:`\Xi G / \sqrt k` with Gaussian G, for dense factors of width k.
+    :param dtype: of the operator.
+
+    >>> import numpy as np, scipy.sparse
+    >>> from swing_gp import Diffusion
+    >>> ring = scipy.sparse.diags_array([0.5, 0.5, 0.5, 0.5], offsets=[-4, -1, 1, 4], shape=(5, 5))
+    >>> K = grf_kernel(ring, Diffusion(1.0), walks=2000)
+    >>> abs(float(K.diagonal().mean()) - 0.4658) < 0.02
+    True
+    """
+    matrix = _as_csr(adjacency)
+    check_count("walks", walks)
+    check_interval("halting", halting, 0, 1)
+    check_choice("form", form, ("same", "independent"))
+    if projection is not None:
+        check_count("projection", projection)
+    generator = as_generator(seed)
+    signatures = [
+        _signature(matrix, series, walks, halting, generator) for _ in range(1 if form == "same" else 2)
+    ]
+    patterns = tuple(pattern for _, pattern in signatures)
+    values = tuple(values.to(dtype) for values, _ in signatures)
+    if projection is None:
+        return GRFLinearOperator(*values, patterns=patterns)
+    gaussian = torch.randn(matrix.shape[0], projection, dtype=torch.float64, generator=generator, device=generator.device)
+    gaussian = gaussian.to(device="cpu", dtype=dtype) / projection**0.5
+    factors = [pattern.matmul(value, gaussian) for value, pattern in zip(values, patterns, strict=True)]
+    if form == "same":
+        return LowRankPlusDiagonal(factors[0], torch.eye(projection, dtype=dtype), torch.zeros(1, dtype=dtype))
+    return MatmulLinearOperator(to_linear_operator(factors[0]), to_linear_operator(factors[1].mT))
+
+
+def _as_csr(adjacency: Any) -> scipy.sparse.csr_array:
+    if torch.is_tensor(adjacency):
+        coo = adjacency.detach().cpu().to_sparse_coo().coalesce()
+        adjacency = scipy.sparse.coo_array((coo.values().numpy(), coo.indices().numpy()), shape=tuple(coo.shape))
+    if not scipy.sparse.issparse(adjacency):
+        raise TypeError(
+            f"adjacency must be a SciPy sparse array or a torch tensor, got {type(adjacency).__name__}; "
+            "wrap it in scipy.sparse.csr_array."
+        )
+    matrix = scipy.sparse.csr_array(adjacency, dtype=np.float64)
+    matrix.sum_duplicates()
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or matrix.shape[0] == 0:
+        raise ValueError(f"adjacency must be a square matrix with at least one node, got shape {matrix.shape}.")
+    if not np.isfinite(matrix.data).all() or (matrix.data < 0).any():
+        raise ValueError("adjacency must be finite and non-negative: a walk steps with probability proportional to it.")
+    return matrix
+
+
+def _signature(
+    matrix: scipy.sparse.csr_array, series: Series, walks: int, halting: float, generator: torch.Generator
+) -> tuple[Tensor, SparsePattern]:
+    """The sparse matrix of signature vectors: its values, differentiable in the series, and its pattern."""
+    size = matrix.shape[0]
+    cumulative = np.concatenate([[0.0], np.cumsum(matrix.data)])
+    starts, ends = cumulative[matrix.indptr[:-1]], cumulative[matrix.indptr[1:]]
+    degree = ends - starts
+    origin = np.repeat(np.arange(size), walks)
+    node, load = origin.copy(), np.full(len(origin), 1.0 / walks)
+    keys, loads, orders = [], [], []
+    for step in range(MAX_STEPS):
+        key, position = np.unique(origin * size + node, return_inverse=True)
+        keys.append(key)
+        loads.append(np.bincount(position, weights=load))
+        orders.append(np.full(len(key), step))
+        if series.modulation_degree is not None and step == series.modulation_degree:
+            break
+        uniform = torch.rand(2, len(node), dtype=torch.float64, generator=generator, device=generator.device).cpu().numpy()
+        alive = (uniform[0] >= halting) & (degree[node] > 0)
+        origin, node, load, pick = origin[alive], node[alive], load[alive], uniform[1][alive]
+        if len(node) == 0:
+            break
+        # Inverse transform on the running sum of all edge weights: the next node for every walker at once.
+        target = starts[node] + pick * degree[node]
+        edge = np.searchsorted(cumulative, target, side="right") - 1
+        edge = np.clip(edge, matrix.indptr[node], matrix.indptr[node + 1] - 1)
+        load = load * degree[node] / (1 - halting)
+        node = matrix.indices[edge].astype(np.int64)
+    flat, position = np.unique(np.concatenate(keys), return_inverse=True)
+    order = torch.from_numpy(np.concatenate(orders))
+    rho = series.modulation(int(order.max()) + 1).cpu()
+    values = torch.zeros(len(flat), dtype=torch.float64).index_add(
+        0, torch.from_numpy(position), rho[order] * torch.from_numpy(np.concatenate(loads))
+    )
+    rows, columns = np.divmod(flat, size)
+    pointer = np.searchsorted(rows, np.arange(size + 1))
+    pattern = SparsePattern.from_scipy(scipy.sparse.csr_array((np.ones(len(flat)), columns, pointer), shape=(size, size)))
+    return values, pattern

@@ -1,0 +1,93 @@
+"""Small matrices from tall ones: Gram matrices in float64, and functions of a symmetric matrix with sound gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from swing_gp.graph import row_chunks
+
+__all__ = ["cross_gram", "gram", "symmetric_function"]
+
+
+class _CrossGram(torch.autograd.Function):
+    """A^T B in float64 without a float64 copy of either; the backward pass keeps no more than A and B."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:  # (*batch, N, k), (*batch, N, c) -> (*batch, k, c)
+        ctx.save_for_backward(a, b)
+        total: Tensor | float = 0.0
+        for rows in row_chunks(a.shape[-2], max(a.shape[-1], b.shape[-1])):
+            total = total + a[..., rows, :].double().mT @ b[..., rows, :].double()
+        return total  # type: ignore[return-value]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        a, b = ctx.saved_tensors
+        return b @ grad.mT.to(b.dtype), a @ grad.to(a.dtype)
+
+
+def cross_gram(a: Tensor, b: Tensor) -> Tensor:
+    r""":math:`A^\top B` in float64."""
+    if a.dtype == torch.float64 and b.dtype == torch.float64:
+        return a.mT @ b
+    batch_shape = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    return _CrossGram.apply(a.expand(*batch_shape, *a.shape[-2:]), b.expand(*batch_shape, *b.shape[-2:]))
+
+
+def gram(a: Tensor) -> Tensor:
+    r""":math:`A^\top A` in float64, exactly symmetric."""
+    product = cross_gram(a, a)
+    return 0.5 * (product + product.mT)
+
+
+class _DaleckiiKrein(torch.autograd.Function):
+    r"""Passes ``value`` = U h(lambda) U^T through, with the derivative of a matrix function for the matrix:
+    :math:`dA \mapsto U (H \circ U^\top dA\, U) U^\top`, H the divided differences of h."""
+
+    @staticmethod
+    def forward(ctx: Any, matrix: Tensor, vectors: Tensor, divided: Tensor, value: Tensor) -> Tensor:
+        ctx.save_for_backward(vectors, divided)
+        return value.clone()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, Tensor]:
+        vectors, divided = ctx.saved_tensors
+        return vectors @ (divided * (vectors.mT @ grad @ vectors)) @ vectors.mT, None, None, grad
+
+
+def symmetric_function(
+    matrix: Tensor, function: Callable[[Tensor], Tensor], check: Callable[[Tensor], None] = lambda eigenvalues: None
+) -> Tensor:
+    r"""h(A) for a symmetric matrix, differentiable in A and in whatever ``function`` closes over.
+
+    Automatic differentiation of ``eigh`` divides by differences of eigenvalues and is NaN where they repeat; divided
+    differences of h have no such poles.
+
+    :param check: called with the eigenvalues before h is.
+    """
+    with torch.no_grad():
+        eigenvalues, vectors = torch.linalg.eigh(matrix)
+        check(eigenvalues)
+    values = function(eigenvalues)
+    value = (vectors * values.unsqueeze(-2)) @ vectors.mT
+    if not (torch.is_grad_enabled() and matrix.requires_grad):
+        return value
+    return _DaleckiiKrein.apply(matrix, vectors, _divided_differences(function, eigenvalues, values.detach()), value)
+
+
+def _divided_differences(function: Callable[[Tensor], Tensor], eigenvalues: Tensor, values: Tensor) -> Tensor:
+    gap = eigenvalues.unsqueeze(-1) - eigenvalues.unsqueeze(-2)
+    scale = eigenvalues.abs().amax(-1)[..., None, None].clamp_min(torch.finfo(gap.dtype).tiny)
+    # The midpoint derivative is off by gap^2 h'''/24, the quotient by eps/gap: equal at about eps^(1/3).
+    near = gap.abs() < 1e-5 * scale
+    quotient = (values.unsqueeze(-1) - values.unsqueeze(-2)) / torch.where(near, torch.ones_like(gap), gap)
+    middle = (0.5 * (eigenvalues.unsqueeze(-1) + eigenvalues.unsqueeze(-2)))[near]
+    with torch.enable_grad():
+        middle = middle.detach().requires_grad_(True)
+        (slope,) = torch.autograd.grad(function(middle).sum(), middle)
+    return quotient.masked_scatter(near, slope.detach())

@@ -1,0 +1,254 @@
+r"""Low rank plus diagonal, :math:`D + W C W^\top`, with every quantity a Gaussian process needs in closed form.
+
+All kernels with dense features are of this form: the collapsed ones with a positive semi-definite C, two-sided walks with
+an indefinite one (which is why ``LowRankRootAddedDiagLinearOperator`` cannot hold them).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from linear_operator import settings
+from linear_operator.operators import (
+    CatLinearOperator,
+    DiagLinearOperator,
+    LinearOperator,
+    MatmulLinearOperator,
+    RootLinearOperator,
+    to_linear_operator,
+)
+from linear_operator.utils.memoize import cached
+from torch import Tensor
+
+from swing_gp.operators.linear_algebra import cross_gram, gram
+
+__all__ = ["LowRankPlusDiagonal"]
+
+
+class LowRankPlusDiagonal(LinearOperator):
+    r"""The symmetric matrix :math:`D + W C W^\top`.
+
+    With :math:`V = D^{-1/2} W`, :math:`G = V^\top V` and :math:`B = (I + C G)^{-1} C`, the inverse is
+    :math:`D^{-1/2} (I - V B V^\top) D^{-1/2}` and the log-determinant :math:`\log|D| + \log|I + C G|`. W may be float32;
+    every k x k matrix is float64.
+
+    :param factor: W, (\*batch, N, k).
+    :param core: C, (\*batch, k, k), symmetric.
+    :param diag: the diagonal of D, (\*batch, N), or (\*batch, 1) for a multiple of the identity.
+
+    >>> import torch
+    >>> op = LowRankPlusDiagonal(torch.ones(3, 1), torch.eye(1), torch.ones(1))
+    >>> op.solve(torch.tensor([1.0, 2.0, 3.0]))
+    tensor([-0.5000,  0.5000,  1.5000])
+    >>> round(float(op.logdet().exp()), 4)
+    4.0
+    """
+
+    def __init__(self, factor: Tensor, core: Tensor, diag: Tensor, **kwargs: Any) -> None:
+        super().__init__(factor, core, diag, **kwargs)
+        self.factor, self.core, self.diag = factor, core, diag
+
+    def _check_args(self, factor: Tensor, core: Tensor, diag: Tensor, **kwargs: Any) -> str | None:
+        if factor.dim() < 2 or core.dim() < 2 or core.shape[-1] != core.shape[-2] or core.shape[-1] != factor.shape[-1]:
+            return f"core must be k x k for a factor N x k, got {tuple(core.shape)} and {tuple(factor.shape)}."
+        if diag.dim() < 1 or diag.shape[-1] not in (1, factor.shape[-2]):
+            return f"diag must have one entry or one per row of the factor, got {tuple(diag.shape)}."
+        if not factor.shape[:-2] == core.shape[:-2] == diag.shape[:-1]:
+            return "factor, core and diag must have the same batch shape."
+        return None
+
+    # The shape of the matrix
+
+    def _size(self) -> torch.Size:
+        return torch.Size((*self.factor.shape[:-1], self.factor.shape[-2]))
+
+    def _transpose_nonbatch(self) -> LinearOperator:
+        return self.__class__(self.factor, self.core.mT, self.diag, **self._kwargs)
+
+    def _expand_batch(self, batch_shape: torch.Size | list[int]) -> LinearOperator:
+        parts = (part.expand(*batch_shape, *part.shape[self.factor.dim() - 2 :]) for part in self._args)
+        return LowRankPlusDiagonal(*parts)
+
+    def _full_diag(self) -> Tensor:  # (*batch, N)
+        return self.diag.expand(self.factor.shape[:-1])
+
+    # Products and entries
+
+    def _matmul(self, rhs: Tensor) -> Tensor:
+        vector = rhs.dim() == 1
+        rhs = rhs.unsqueeze(-1) if vector else rhs
+        small = self.core @ (self.factor.mT @ rhs).to(self.core.dtype)
+        result = self.diag.unsqueeze(-1) * rhs + self.factor @ small.to(self.factor.dtype)
+        return result.squeeze(-1) if vector else result
+
+    def _diagonal(self) -> Tensor:
+        core = self.core.to(self.factor.dtype)
+        return self.diag + (self.factor @ core * self.factor).sum(-1)
+
+    def _get_indices(self, row_index: Tensor, col_index: Tensor, *batch_indices: Tensor) -> Tensor:
+        rows = self.factor[(*batch_indices, row_index)]
+        columns = self.factor[(*batch_indices, col_index)]
+        if batch_indices:
+            rows = (rows.unsqueeze(-2) @ self.core[batch_indices].to(rows.dtype)).squeeze(-2)
+        else:
+            rows = rows @ self.core.to(rows.dtype)
+        diag = self._full_diag()[(*batch_indices, row_index)]
+        return (rows * columns).sum(-1) + torch.where(row_index == col_index, diag, torch.zeros_like(diag))
+
+    def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
+        if not _same_index(row_index, col_index) or any(torch.is_tensor(index) for index in batch_indices):
+            return super()._getitem(row_index, col_index, *batch_indices)
+        if isinstance(row_index, slice) and row_index == slice(None):
+            return super()._getitem(row_index, col_index, *batch_indices) if batch_indices else self
+        # A principal block keeps the structure, so conditioning on a subset of nodes stays in closed form.
+        factor = self.factor[batch_indices][..., row_index, :]
+        diag = self.diag[batch_indices]
+        return LowRankPlusDiagonal(factor, self.core[batch_indices], diag[..., row_index] if diag.shape[-1] > 1 else diag)
+
+    @cached
+    def to_dense(self) -> Tensor:
+        dense = self.factor @ self.core.to(self.factor.dtype) @ self.factor.mT
+        return dense + torch.diag_embed(self._full_diag())
+
+    # Algebra that keeps the structure
+
+    def _mul_constant(self, other: float | Tensor) -> LinearOperator:
+        if not torch.is_tensor(other):
+            return LowRankPlusDiagonal(self.factor, self.core * other, self.diag * other)
+        core = self.core * other.to(self.core.dtype)[..., None, None]
+        diag = self.diag * other.unsqueeze(-1)
+        return LowRankPlusDiagonal(self.factor.expand(*core.shape[:-2], *self.factor.shape[-2:]), core, diag)
+
+    def add_diagonal(self, diag: Tensor) -> LinearOperator:
+        diag = diag.unsqueeze(-1) if diag.dim() == 0 else diag
+        try:
+            total = self.diag + diag
+            batch_shape = torch.broadcast_shapes(self.batch_shape, total.shape[:-1])
+            if total.shape[-1] not in (1, self.shape[-1]):
+                raise RuntimeError("size mismatch")
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"add_diagonal: an operator of shape {tuple(self.shape)} cannot take a diagonal of shape {tuple(diag.shape)}."
+            ) from error
+        expanded = self if batch_shape == self.batch_shape else self._expand_batch(batch_shape)
+        return LowRankPlusDiagonal(expanded.factor, expanded.core, total.expand(*batch_shape, total.shape[-1]))
+
+    def add_low_rank(self, low_rank_mat: Tensor | LinearOperator, *args: Any, **kwargs: Any) -> LinearOperator:
+        root = low_rank_mat.to_dense() if isinstance(low_rank_mat, LinearOperator) else low_rank_mat
+        eye = torch.eye(root.shape[-1], dtype=root.dtype, device=root.device).expand(*root.shape[:-2], -1, -1)
+        zero = root.new_zeros(*root.shape[:-2], 1)
+        return self + LowRankPlusDiagonal(root, eye, zero)
+
+    def __add__(self, other: Any) -> LinearOperator:
+        if isinstance(other, DiagLinearOperator):
+            constant = getattr(other, "diag_values", None)  # ConstantDiagLinearOperator: keep a scalar a scalar
+            return self.add_diagonal(constant if constant is not None else other._diagonal())
+        if isinstance(other, LowRankPlusDiagonal):
+            batch_shape = torch.broadcast_shapes(self.batch_shape, other.batch_shape)
+            one, two = (op if op.batch_shape == batch_shape else op._expand_batch(batch_shape) for op in (self, other))
+            size = one.core.shape[-1]
+            core = torch.nn.functional.pad(one.core, (0, two.core.shape[-1], 0, two.core.shape[-1]))
+            core = core + torch.nn.functional.pad(two.core, (size, 0, size, 0)).to(core.dtype)
+            return LowRankPlusDiagonal(torch.cat([one.factor, two.factor], dim=-1), core, one.diag + two.diag)
+        return super().__add__(other)
+
+    # Solves and determinants
+
+    def _symmetric_core(self) -> Tensor:  # (*batch, k, k), float64
+        return 0.5 * (self.core + self.core.mT).double()
+
+    def _scaled(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """D^-1/2 as a column, V, and in float64 the Gram matrix G and the capacitance I + C G."""
+        inverse_root = self.diag.rsqrt().unsqueeze(-1)  # (*batch, N or 1, 1)
+        scaled = self.factor * inverse_root
+        gram_matrix = gram(scaled)
+        eye = torch.eye(gram_matrix.shape[-1], dtype=gram_matrix.dtype, device=gram_matrix.device)
+        return inverse_root, scaled, gram_matrix, eye + self._symmetric_core() @ gram_matrix
+
+    def solve(self, right_tensor: Tensor, left_tensor: Tensor | None = None) -> Tensor:
+        vector = right_tensor.dim() == 1
+        if right_tensor.shape[-1 if vector else -2] != self.shape[-1]:
+            raise RuntimeError(
+                f"right_tensor must have {self.shape[-1]} rows to be solved for, got shape {tuple(right_tensor.shape)}."
+            )
+        result = self._solve(right_tensor.unsqueeze(-1) if vector else right_tensor)
+        result = result.squeeze(-1) if vector else result
+        return result if left_tensor is None else left_tensor @ result
+
+    def _solve(self, rhs: Tensor, preconditioner: Any = None, num_tridiag: int | None = 0) -> Tensor:
+        inverse_root, scaled, _, capacitance = self._scaled()
+        whitened = inverse_root * rhs
+        projected = self._symmetric_core() @ cross_gram(scaled, whitened)
+        small = torch.linalg.solve(capacitance, projected)
+        return inverse_root * (whitened - scaled @ small.to(scaled.dtype))
+
+    def inv_quad_logdet(
+        self, inv_quad_rhs: Tensor | None = None, logdet: bool | None = False, reduce_inv_quad: bool | None = True
+    ) -> tuple[Tensor, Tensor]:
+        inverse_root, scaled, _, capacitance = self._scaled()
+        factors = torch.linalg.lu_factor(capacitance)
+        inv_quad_term = logdet_term = torch.zeros(self.batch_shape, dtype=self.dtype, device=self.device)
+        if inv_quad_rhs is not None:
+            rhs = inv_quad_rhs.unsqueeze(-1) if inv_quad_rhs.dim() == 1 else inv_quad_rhs
+            whitened = inverse_root * rhs
+            projected = cross_gram(scaled, whitened)
+            small = torch.linalg.lu_solve(*factors, self._symmetric_core() @ projected)
+            terms = whitened.double().square().sum(-2) - (projected * small).sum(-2)
+            inv_quad_term = (terms.sum(-1) if reduce_inv_quad else terms).to(self.dtype)
+        if logdet:
+            # log|det| from the pivots: I + C G has positive determinant whenever the operator is positive definite.
+            small_term = factors[0].diagonal(dim1=-2, dim2=-1).abs().log().sum(-1)
+            copies = 1 if self.diag.shape[-1] > 1 else self.shape[-1]
+            logdet_term = (small_term + copies * self.diag.double().log().sum(-1)).to(self.dtype)
+        return inv_quad_term, logdet_term
+
+    def inv_quad(self, inv_quad_rhs: Tensor, reduce_inv_quad: bool = True) -> Tensor:
+        return self.inv_quad_logdet(inv_quad_rhs, logdet=False, reduce_inv_quad=reduce_inv_quad)[0]
+
+    # Roots: Lanczos cannot see the diagonal part, so they are written out
+
+    @cached(name="root_decomposition")
+    def root_decomposition(self, method: str | None = None) -> LinearOperator:
+        if method is not None or settings.fast_computations.covar_root_decomposition.off():
+            return super().root_decomposition(method=method)  # a dense factorisation was asked for by name
+        values, vectors = torch.linalg.eigh(self._symmetric_core())
+        if bool((values.detach() >= -1e-10 * values.detach().abs().amax(-1, keepdim=True)).all()):
+            # R = [W C^1/2, D^1/2] is a root whenever C is, even where D vanishes.
+            half = (vectors * values.clamp_min(0).sqrt().unsqueeze(-2)).to(self.factor.dtype)
+            columns = to_linear_operator(self.factor @ half)
+            return RootLinearOperator(CatLinearOperator(columns, DiagLinearOperator(self._full_diag().sqrt()), dim=-1))
+        return RootLinearOperator(self._power_of_half(inverse=False))
+
+    @cached(name="root_inv_decomposition")
+    def root_inv_decomposition(
+        self, initial_vectors: Tensor | None = None, test_vectors: Tensor | None = None, method: str | None = None
+    ) -> LinearOperator:
+        return RootLinearOperator(self._power_of_half(inverse=True))
+
+    def _power_of_half(self, *, inverse: bool) -> LinearOperator:
+        r"""A root of K, or of its inverse: :math:`D^{\pm 1/2} (I + V C V^\top)^{\pm 1/2}`.
+
+        For an analytic function with :math:`\phi(z) = ((1+z)^{\pm 1/2} - 1)/z` the middle factor is
+        :math:`I + V C \phi(G C) V^\top`, and splitting :math:`\phi(z) = \phi(0) + z \psi(z)` gives
+        :math:`C \phi(GC) = \phi(0) C + C G^{1/2} \psi(M) G^{1/2} C` with :math:`M = G^{1/2} C G^{1/2}` symmetric: no
+        inverse of C or G appears.
+        """
+        inverse_root, scaled, gram_matrix, _ = self._scaled()
+        core = self._symmetric_core()
+        values, vectors = torch.linalg.eigh(gram_matrix)
+        half = (vectors * values.clamp_min(0).sqrt().unsqueeze(-2)) @ vectors.mT
+        values, vectors = torch.linalg.eigh(half @ core @ half)
+        s = (1 + values).clamp_min(0).sqrt()
+        psi = (s + 2) / (2 * s * (s + 1).square()) if inverse else -1 / (2 * (s + 1).square())
+        inner = core @ half @ vectors
+        middle = (-0.5 if inverse else 0.5) * core + (inner * psi.unsqueeze(-2)) @ inner.mT
+        one = torch.ones_like(self.diag[..., :1])
+        diag = self._full_diag().rsqrt() if inverse else self._full_diag().sqrt()
+        return MatmulLinearOperator(DiagLinearOperator(diag), LowRankPlusDiagonal(scaled, middle, one))
+
+
+def _same_index(one: Any, two: Any) -> bool:
+    if torch.is_tensor(one) or torch.is_tensor(two):
+        return torch.is_tensor(one) and torch.is_tensor(two) and one.shape == two.shape and torch.equal(one, two)
+    return one == two

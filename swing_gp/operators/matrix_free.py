@@ -1,0 +1,83 @@
+"""What matrix-free operators share: several right-hand sides at once, entries by columns, a way into SciPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import scipy.sparse.linalg
+import torch
+from linear_operator.operators import BatchRepeatLinearOperator, LinearOperator
+from torch import Tensor
+
+__all__ = ["MatrixFreeLinearOperator", "to_scipy"]
+
+# Columns of a matrix-free operator that are formed together: memory O(N x this).
+COLUMNS = 256
+
+
+class MatrixFreeLinearOperator(LinearOperator):
+    """A square operator without batch dimensions, given by its action on the columns of a matrix."""
+
+    def _apply(self, rhs: Tensor) -> Tensor:  # (N, k) -> (N, k)
+        raise NotImplementedError  # pragma: no cover
+
+    def _matmul(self, rhs: Tensor) -> Tensor:
+        if rhs.dim() == 1:
+            return self._apply(rhs.unsqueeze(-1)).squeeze(-1)
+        if rhs.dim() == 2:
+            return self._apply(rhs)
+        columns = rhs.movedim(-2, 0)  # (N, *batch, k): one product for the whole batch
+        return self._apply(columns.reshape(columns.shape[0], -1)).reshape(columns.shape).movedim(0, -2)
+
+    def _unsqueeze_batch(self, dim: int) -> LinearOperator:
+        return BatchRepeatLinearOperator(self, batch_repeat=torch.Size((1,)))
+
+    def _columns(self, index: Tensor) -> Tensor:  # (n,) -> (N, n)
+        unit = torch.zeros(self.shape[-1], len(index), dtype=self.dtype, device=self.device)
+        unit[index, torch.arange(len(index), device=unit.device)] = 1
+        return self._apply(unit)
+
+    def _get_indices(self, row_index: Tensor, col_index: Tensor, *batch_indices: Tensor) -> Tensor:
+        shape = torch.broadcast_shapes(row_index.shape, col_index.shape)
+        rows, columns = row_index.expand(shape).reshape(-1), col_index.expand(shape).reshape(-1)
+        wanted, position = columns.unique(return_inverse=True)
+        result = torch.zeros(rows.shape, dtype=self.dtype, device=self.device)
+        for start in range(0, len(wanted), COLUMNS):
+            here = (position >= start) & (position < start + COLUMNS)
+            block = self._columns(wanted[start : start + COLUMNS])
+            result = result.masked_scatter(here, block[rows[here], position[here] - start])
+        return result.reshape(shape)
+
+    def _diagonal(self) -> Tensor:
+        nodes = torch.arange(self.shape[-1], device=self.device)
+        return self._get_indices(nodes, nodes)
+
+
+def to_scipy(operator: LinearOperator) -> scipy.sparse.linalg.LinearOperator:
+    """Any (unbatched) operator as a :class:`scipy.sparse.linalg.LinearOperator`, sharing its tensors.
+
+    >>> import torch
+    >>> from linear_operator.operators import DiagLinearOperator
+    >>> to_scipy(DiagLinearOperator(torch.tensor([1.0, 2.0]))) @ [1.0, 1.0]
+    array([1., 2.], dtype=float32)
+    """
+    if operator.dim() != 2:
+        raise ValueError(f"to_scipy takes an operator without batch dimensions, got shape {tuple(operator.shape)}.")
+
+    def product(linear_operator: LinearOperator) -> Any:
+        def run(rhs: Any) -> Any:
+            tensor = torch.as_tensor(rhs, dtype=operator.dtype, device=operator.device)
+            with torch.no_grad():
+                return linear_operator.matmul(tensor).cpu().numpy()
+
+        return run
+
+    forward, backward = product(operator), product(operator.mT)
+    return scipy.sparse.linalg.LinearOperator(
+        shape=tuple(operator.shape),
+        dtype=torch.empty(0, dtype=operator.dtype).numpy().dtype,
+        matvec=forward,
+        rmatvec=backward,
+        matmat=forward,
+        rmatmat=backward,
+    )

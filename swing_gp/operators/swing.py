@@ -1,0 +1,112 @@
+r"""SWING as a linear operator: frozen space walks, one-sided or two-sided."""
+
+from __future__ import annotations
+
+import torch
+from linear_operator.operators import LinearOperator
+from torch import Tensor
+
+from swing_gp.features.protocol import DenseFeatures, FeatureMap
+from swing_gp.operators.diagnostics import GraphOperator
+from swing_gp.operators.graph_kernel import FeatureKernelLinearOperator
+from swing_gp.operators.linear_algebra import gram
+from swing_gp.operators.matrix_free import MatrixFreeLinearOperator
+from swing_gp.series import Series
+from swing_gp.walks import WalkGroup, Walks, space_walks
+
+__all__ = ["SwingLinearOperator", "swing_kernel"]
+
+
+class SwingLinearOperator(GraphOperator, MatrixFreeLinearOperator):
+    r"""Frozen walks as a matrix: :math:`\Phi` (one-sided) or :math:`\Phi \Phi^\top` (two-sided, symmetric PSD).
+
+    Made by :func:`swing_kernel`. Its tensors are the diagonal of :math:`\Phi` and, for dense features shared by all walks,
+    the factors F and :math:`\Psi` of :math:`\Phi = \mathrm{diag} + F \Psi^\top`; otherwise positions, weights and column
+    scales of every group and the tensors of the graph, and products go through the two verbs.
+
+    :param maps: the feature map of every group of walks; empty for the factored form.
+    """
+
+    def __init__(
+        self,
+        identity: Tensor,
+        *tensors: Tensor,
+        maps: tuple[FeatureMap, ...],
+        features: FeatureMap,
+        series: Series,
+        walks: Walks,
+        transposed: bool = False,
+    ) -> None:
+        super().__init__(
+            identity, *tensors, maps=maps, features=features, series=series, walks=walks, transposed=transposed
+        )
+        self.identity, self.walks, self.transposed = identity, walks, transposed
+        self.features, self.series, self.graph = features, series, features.graph
+        self._factors = tensors if not maps else None
+        self._groups = []
+        size = len(tensors) // len(maps) if maps else 0
+        for index, features_of_group in enumerate(maps):
+            positions, weights, column, *of_graph = tensors[index * size : (index + 1) * size]
+            graph = features_of_group.graph
+            if any(new is not old for new, old in zip(of_graph, graph.tensors(), strict=True)):
+                features_of_group = features_of_group.bind(graph.with_tensors(*of_graph))
+            self._groups.append(WalkGroup(features_of_group, positions, weights, column))
+
+    def _size(self) -> torch.Size:
+        return torch.Size((self.graph.num_nodes, self.graph.num_nodes))
+
+    def _transpose_nonbatch(self) -> LinearOperator:
+        if self.walks.sides == 2:
+            return self
+        return self.__class__(*self._args, **{**self._kwargs, "transposed": not self.transposed})
+
+    def _signature(self, rhs: Tensor, *, adjoint: bool) -> Tensor:
+        """Phi v or Phi^T v."""
+        result = self.identity.unsqueeze(-1) * rhs
+        if self._factors is not None:
+            left, right = self._factors[::-1] if adjoint else self._factors
+            return result + left @ (right.mT @ rhs)
+        for group in self._groups:
+            result = result + (group.adjoint(rhs) if adjoint else group.apply(rhs))
+        return result
+
+    def _apply(self, rhs: Tensor) -> Tensor:
+        if self.walks.sides == 1:
+            return self._signature(rhs, adjoint=self.transposed)
+        return self._signature(self._signature(rhs, adjoint=True), adjoint=False)
+
+
+def swing_kernel(
+    features: FeatureMap, series: Series, walks: Walks, *, generator: torch.Generator, tol: float = 1e-4
+) -> LinearOperator:
+    r"""Walk on the graph of a feature map and return the kernel as an operator.
+
+    Dense features shared by all walks make :math:`\Phi = e + F \Psi^\top` explicit; two-sided it is low rank plus diagonal,
+
+    .. math:: \Phi \Phi^\top = e^2 + [F, e\Psi] \begin{pmatrix} \Psi^\top\Psi & I \\ I & 0 \end{pmatrix} [F, e\Psi]^\top ,
+
+    and everything a GP needs has a closed form.
+    """
+    graph = features.graph
+    if walks.sides == 2 and graph.normalization == "random_walk":
+        raise ValueError(
+            "normalization='random_walk' gives a matrix that is not symmetric, so a two-sided kernel does not exist; use "
+            "Walks(sides=1), or normalization='symmetric'."
+        )
+    frozen = space_walks(features, series, walks, generator=generator, tol=tol)
+    origin = {"features": features, "series": series}
+    if walks.groups > 1 or not isinstance(features, DenseFeatures):
+        maps = tuple(group.features for group in frozen.groups)
+        tensors = [
+            tensor
+            for group in frozen.groups
+            for tensor in (group.positions, group.weights, group.column, *group.features.graph.tensors())
+        ]
+        return SwingLinearOperator(frozen.identity, *tensors, maps=maps, walks=walks, **origin)
+    left, right = frozen.groups[0].factors()
+    if walks.sides == 1:
+        return SwingLinearOperator(frozen.identity, left, right, maps=(), walks=walks, **origin)
+    eye = torch.eye(right.shape[-1], dtype=torch.float64, device=right.device)
+    core = torch.cat([torch.cat([gram(right), eye], -1), torch.cat([eye, torch.zeros_like(eye)], -1)], -2)
+    factor = torch.cat([left, frozen.identity.unsqueeze(-1) * right], dim=-1)
+    return FeatureKernelLinearOperator(factor, core, frozen.identity.square(), **origin)
