@@ -80,9 +80,9 @@ class Series(ABC):
     def modulation(self, number: int) -> Tensor:
         r""":math:`\rho_0, \dots, \rho_{n-1}` in float64, with :math:`\sum_j \rho_j \rho_{k-j} = \alpha_k`."""
         alpha = self.coefficients(number)
-        if float(alpha[0]) <= 0:
+        if alpha[0].item() <= 0:
             raise ValueError(
-                f"{self!r} has no real modulation: its coefficient alpha_0 = {float(alpha[0]):g} is not positive. "
+                f"{self!r} has no real modulation: its coefficient alpha_0 = {alpha[0].item():g} is not positive. "
                 "Use Walks(sides=1), or the collapsed kernel (walks=None)."
             )
         return _series_root(alpha)
@@ -93,7 +93,7 @@ class Series(ABC):
             return horner(self.coefficients(self.degree + 1)[1:].to(eigenvalues), eigenvalues)
         # 30 terms reach 0.3^30 = 2e-16 below the switch; above it the cancellation in g - alpha_0 is harmless.
         alpha = self.coefficients(31).to(eigenvalues)
-        ratio = float((alpha[1] / alpha[0]).abs())
+        ratio = abs((alpha[1] / alpha[0]).item())
         switch = 0.3 * min(1 / ratio if ratio else math.inf, self.radius, 1e6)
         small = eigenvalues.abs() < switch
         near = horner(alpha[1:], torch.where(small, eigenvalues, torch.zeros_like(eigenvalues)))
@@ -226,7 +226,7 @@ class Diffusion(Series):
         self.time = as_parameter("time", time)
 
     def __repr__(self) -> str:
-        return f"Diffusion(time={float(self.time):g})"
+        return f"Diffusion(time={self.time.item():g})"
 
     radius = modulation_radius = math.inf
     nonnegative = (-math.inf, math.inf)
@@ -265,7 +265,7 @@ class _Binomial(Series):
     @property
     def radius(self) -> float:
         a, b, _ = self._terms()
-        return float(a / b.abs())
+        return (a / b.abs()).item()
 
     modulation_radius = radius
 
@@ -303,15 +303,15 @@ class RandomWalk(_Binomial):
     def __init__(self, steps: int = 2, laziness: float | Tensor = 2.0) -> None:
         self.steps = check_count("steps", steps)
         self.laziness = as_parameter("laziness", laziness)
-        if float(self.laziness) < 1:
+        if self.laziness.item() < 1:
             raise ValueError(
-                f"laziness must be at least 1, got {float(self.laziness):g}: below, the kernel (laziness I - L)^steps "
+                f"laziness must be at least 1, got {self.laziness.item():g}: below, the kernel (laziness I - L)^steps "
                 "is negative on the spectrum of a graph."
             )
         self.degree = self.steps
 
     def __repr__(self) -> str:
-        return f"RandomWalk(steps={self.steps}, laziness={float(self.laziness):g})"
+        return f"RandomWalk(steps={self.steps}, laziness={self.laziness.item():g})"
 
     def _terms(self) -> tuple[Tensor, Tensor, Tensor]:
         one = self.laziness.new_ones(())
@@ -323,7 +323,7 @@ class RandomWalk(_Binomial):
 
     @property
     def modulation_radius(self) -> float:
-        return math.inf if self.steps % 2 == 0 else float(self.laziness) - 1
+        return math.inf if self.steps % 2 == 0 else self.laziness.item() - 1
 
     @property
     def modulation_degree(self) -> int | None:
@@ -331,7 +331,7 @@ class RandomWalk(_Binomial):
 
     @property
     def nonnegative(self) -> tuple[float, float]:
-        return (-math.inf, math.inf) if self.steps % 2 == 0 else (1 - float(self.laziness), math.inf)
+        return (-math.inf, math.inf) if self.steps % 2 == 0 else (1 - self.laziness.item(), math.inf)
 
     def __call__(self, eigenvalues: Tensor) -> Tensor:
         return (self.laziness.to(eigenvalues) - 1 + eigenvalues).pow(self.steps)
@@ -342,7 +342,7 @@ class RandomWalk(_Binomial):
         return torch.stack(terms + [rest.new_zeros(())] * (number - len(terms)))
 
     def modulation(self, number: int) -> Tensor:
-        if float(self.laziness) <= 1:
+        if self.laziness.item() <= 1:
             return Series.modulation(self, number)  # says why there is none
         if self.steps % 2 == 0:
             return RandomWalk(self.steps // 2, self.laziness).coefficients(number)
@@ -357,7 +357,7 @@ class RegularizedLaplacian(_Binomial):
         self.power = as_parameter("power", power)
 
     def __repr__(self) -> str:
-        return f"RegularizedLaplacian(scale={float(self.scale):g}, power={float(self.power):g})"
+        return f"RegularizedLaplacian(scale={self.scale.item():g}, power={self.power.item():g})"
 
     def _terms(self) -> tuple[Tensor, Tensor, Tensor]:
         return 1 + self.scale, -self.scale, -self.power
@@ -371,7 +371,7 @@ class Matern(_Binomial):
         self.kappa = as_parameter("kappa", kappa)
 
     def __repr__(self) -> str:
-        return f"Matern(nu={float(self.nu):g}, kappa={float(self.kappa):g})"
+        return f"Matern(nu={self.nu.item():g}, kappa={self.kappa.item():g})"
 
     def _terms(self) -> tuple[Tensor, Tensor, Tensor]:
         return 1 + 2 * self.nu / self.kappa.square(), -torch.ones_like(self.nu), -self.nu

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from swing_gp.edges import EdgeFunction
 from swing_gp.features.protocol import DenseFeatures, FeatureMap
+from swing_gp.graph import CHUNK_ENTRIES
 from swing_gp.series import Series
 from swing_gp.validation import check_choice, check_count, check_interval
 
@@ -50,7 +51,7 @@ class Walks:
         GPs and CG. 1 for :math:`K \approx \Phi` with the coefficients themselves, as Algorithm 2 prints it: unbiased as T
         goes to 0, not symmetric.
     :param groups: the features are drawn anew for each of this many groups of walks; ``groups=number`` is the paper's.
-    :param spread_edge: g of the spread deposit; None for f^(1/temperature).
+    :param spread_edge: g of the spread deposit; None for f, which was the best choice in the paper's setting.
     """
 
     number: int = 16
@@ -105,8 +106,8 @@ class WalkGroup:
         assert isinstance(self.features, DenseFeatures)
         left = torch.zeros_like(self.features.node_features)
         for x, weights in self._batches():
-            features = self.features.features(x).reshape(*weights.shape, -1)
-            left = left + torch.einsum("sn,snr->nr", weights, features)
+            for weight, features in zip(weights, self.features.features(x).chunk(len(weights)), strict=True):
+                left = torch.addcmul(left, weight.unsqueeze(-1), features)
         return left, self.column.unsqueeze(-1) * self.features.node_features
 
     def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -181,44 +182,60 @@ def _walk_group(
     deposits, positions, weights = features, [], []
     loop = None
     if walks.deposit == "spread":
-        deposits = features.redraw(walks.spread_edge or tempered, generator)
+        deposits = features.redraw(walks.spread_edge or graph.edge, generator)
     else:
         # All walks start at the nodes, so their first deposits are one.
         first = sum(coefficients[1] for length in lengths if length) / walks.number
-        positions.append(graph.points)
-        weights.append(first * torch.ones_like(log_degree) if raw else first * (-log_degree).exp())
+        positions.append(graph.points.unsqueeze(0))
+        weights.append(first * (torch.ones_like(log_degree) if raw else (-log_degree).exp()).unsqueeze(0))
         residual = features.node_residual()
-        loop = None if residual is None else weights[0] * residual
+        loop = None if residual is None else weights[0].squeeze(0) * residual
 
-    for length in lengths:
-        x, log_load = graph.points, torch.zeros_like(log_degree)
-        for step in range(1, length + 1):
-            here = log_degree if step == 1 else features.log_degree(x) if raw or walks.deposit == "lookahead" else None
+    # Small graphs walk many walks at once; walks of a batch end from the back, so that the living ones are a prefix.
+    size = max(1, CHUNK_ENTRIES // graph.num_nodes**2)
+    ordered = sorted(lengths, reverse=True)
+    for batch in (ordered[start : start + size] for start in range(0, len(ordered), size)):
+        x = graph.points.expand(len(batch), -1, -1)  # (B, N, d)
+        log_load = log_degree.new_zeros(len(batch), graph.num_nodes)
+        here = log_degree.expand_as(log_load)
+        for step in range(1, batch[0] + 1):
+            alive = sum(length >= step for length in batch)
+            x, log_load, here = x[:alive], log_load[:alive], here[:alive]
             if walks.deposit == "lookahead" and step > 1:
                 # (P v)(x) at the walker: the walk that would step from here, averaged over its step.
+                here = features.log_degree(x.flatten(0, 1)).view_as(log_load)
                 positions.append(x)
                 weights.append(coefficients[step] / walks.number * (log_load if raw else -here).exp())
-            if walks.deposit == "lookahead" and step == length:
+            if walks.deposit == "lookahead" and step == batch[0]:
                 break
             if raw:
+                if walks.deposit == "spread" and step > 1:
+                    here = features.log_degree(x.flatten(0, 1)).view_as(log_load)
                 log_load = log_load + here
-            x = moves.average(x, _log_noise(walks, graph.num_nodes, generator).to(x))
+            x = moves.average(x, _log_noise(walks, log_load.shape, generator).to(x))
             if walks.deposit == "spread":
                 positions.append(x)
-                weights.append(coefficients[step] / walks.number * (log_load - deposits.log_degree(x)).exp())
+                reach = deposits.log_degree(x.flatten(0, 1)).view_as(log_load)
+                weights.append(coefficients[step] / walks.number * (log_load - reach).exp())
 
     column = torch.ones_like(log_degree)
     row = column
     if graph.normalization == "symmetric":
         column, row = (-0.5 * log_degree).exp(), (0.5 * log_degree).exp()
     if not positions:  # every walk of the group halted at once
-        positions, weights = [graph.points], [torch.zeros_like(log_degree)]
-    return WalkGroup(deposits, torch.stack(positions), torch.stack(weights) * row, column), loop
+        positions, weights = [graph.points.unsqueeze(0)], [torch.zeros_like(log_degree).unsqueeze(0)]
+    frozen = torch.cat(weights) * row
+    if not bool(torch.isfinite(frozen.detach()).all()):
+        raise ValueError(
+            "A walker ended where no node is in reach, so its deposit cannot be normalised: use a wider spread_edge, "
+            "deposit='lookahead', or normalization='symmetric' where loads overflow."
+        )
+    return WalkGroup(deposits, torch.cat(positions), frozen, column), loop
 
 
-def _log_noise(walks: Walks, number: int, generator: torch.Generator) -> Tensor:
+def _log_noise(walks: Walks, shape: torch.Size, generator: torch.Generator) -> Tensor:
     """Logarithms of the noise a, up to a shift that cancels in the move."""
-    uniform = torch.rand(number, dtype=torch.float64, generator=generator, device=generator.device)
+    uniform = torch.rand(shape, dtype=torch.float64, generator=generator, device=generator.device)
     gumbel = -(-uniform.clamp_min(torch.finfo(torch.float64).tiny).log()).log()
     scale = 1.0 if walks.noise == "gumbel" else 0.5
     return gumbel * (scale / walks.temperature)

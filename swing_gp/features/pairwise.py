@@ -50,9 +50,12 @@ class PairwiseFeatures(FeatureMap):
         return self._by_rows(x, lambda rows, edge, p: torch.logsumexp(edge.log_weights(rows, p), dim=-1))
 
     def average(self, x: Tensor, log_noise: Tensor) -> Tensor:
-        return self._by_rows(
-            x, lambda rows, edge, p, noise: torch.softmax(edge.log_weights(rows, p) + noise, dim=-1) @ p, log_noise
-        )
+        def move(rows: Tensor, edge: EdgeFunction, p: Tensor, noise: Tensor) -> Tensor:
+            return torch.softmax(edge.log_weights(rows, p) + noise.unsqueeze(-2), dim=-1) @ p
+
+        block = _recomputed(move, self.graph)
+        chunks = row_chunks(x.shape[-2], len(x) * self.graph.num_nodes)
+        return torch.cat([block(x[:, rows], log_noise) for rows in chunks], dim=-2)
 
     def _by_rows(self, x: Tensor | None, function: Callable[..., Tensor], *others: Tensor) -> Tensor:
         x = self.graph.points if x is None else x

@@ -21,6 +21,7 @@ from swing_gp.edges import EdgeFunction, Gaussian
 from swing_gp.ensembles import ENSEMBLES, gaussian_ensemble
 from swing_gp.features.protocol import DenseFeatures
 from swing_gp.graph import ImplicitGraph, row_chunks
+from swing_gp.linear_algebra import cross_gram
 from swing_gp.validation import check_choice, check_count
 
 __all__ = ["PositiveFeatures"]
@@ -121,9 +122,12 @@ class PositiveFeatures(DenseFeatures):
         return torch.logsumexp(squared / (-2 * self.jitter**2), dim=-1) - log_constant
 
     def log_features(self, x: Tensor) -> Tensor:  # (n, r)
+        # The square is expanded into one product, about the mean of the nodes to keep its terms small.
         centers, log_constants = self._centers
-        squared = torch.cdist(self.graph.edge.scaled(x), centers, compute_mode="donot_use_mm_for_euclid_dist").square()
-        return log_constants - squared
+        origin = self.graph.points.mean(0)
+        centers, x = centers - self.graph.edge.scaled(origin), self.graph.edge.scaled(x - origin)
+        constants = log_constants - centers.square().sum(-1)
+        return torch.addmm(constants, x, centers.mT, alpha=2) - x.square().sum(-1, keepdim=True)
 
     @cached_property
     def _node_log_features(self) -> Tensor:  # (N, r)
@@ -148,10 +152,21 @@ class PositiveFeatures(DenseFeatures):
         return (self._node_log_features - 0.5 * log_degree.unsqueeze(-1)).exp()
 
     def average(self, x: Tensor, log_noise: Tensor) -> Tensor:
-        # Two softmaxes: every feature averages the nodes it sees, every walker averages the features it sees.
-        shares = self._node_log_features + log_noise.unsqueeze(-1)
-        per_feature = torch.softmax(shares, dim=0).mT @ self.graph.points
-        return torch.softmax(self.log_features(x) + torch.logsumexp(shares, dim=0), dim=-1) @ per_feature
+        # Every feature averages the nodes it sees, every walker averages the features it sees. Both are free of scale, so
+        # noise and features are shifted; the sums are float64, because at low temperature the noise spans e^100.
+        noise = (log_noise - log_noise.amax(-1, keepdim=True)).double().exp().unsqueeze(-1)
+        shifted, shift = self._shifted
+        sums = cross_gram(shifted, torch.cat([noise * self.graph.points, noise], dim=-1))
+        totals = sums[..., -1:].clamp_min(torch.finfo(torch.float64).tiny)
+        shares = self.log_features(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+        weights = torch.softmax(shares + (totals.mT.log().to(x) + shift), dim=-1)
+        return weights @ (sums[..., :-1] / totals).to(x)
+
+    @cached_property
+    def _shifted(self) -> tuple[Tensor, Tensor]:  # (N, r), (r,)
+        """The nodes' features over the largest of their column, and the logarithm of that largest."""
+        shift = self._node_log_features.detach().amax(0)
+        return (self._node_log_features - shift).exp(), shift
 
 
 def _choose(population: int, number: int, generator: torch.Generator) -> Tensor:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from swing_gp.edges import EdgeFunction
 from swing_gp.graph import ImplicitGraph
+from swing_gp.linear_algebra import cross_gram
 
 __all__ = ["DenseFeatures", "FeatureMap"]
 
@@ -48,9 +49,9 @@ class FeatureMap(ABC):
         """The transpose of :meth:`evaluate`."""
 
     @abstractmethod
-    def average(self, x: Tensor, log_noise: Tensor) -> Tensor:  # (n, d), (N,) -> (n, d)
-        r"""One move of a space walk (Eq. 5 of the paper): the mean of the nodes under weights
-        :math:`a_j f(x - p_j)` for every walker x, with noise a given by its logarithm."""
+    def average(self, x: Tensor, log_noise: Tensor) -> Tensor:  # (B, n, d), (B, N) -> (B, n, d)
+        r"""One move of B space walks (Eq. 5 of the paper): the mean of the nodes under weights
+        :math:`a_j f(x - p_j)` for every walker x, with the noise a of its walk given by its logarithm."""
 
     @abstractmethod
     def redraw(self: Map, edge: EdgeFunction, generator: torch.Generator) -> Map:
@@ -127,14 +128,13 @@ class DenseFeatures(FeatureMap):
 
     def average(self, x: Tensor, log_noise: Tensor) -> Tensor:
         # The ratio is free of scale, so the noise is shifted; in float64, because at low temperature it spans e^100.
-        noise = (log_noise - log_noise.max()).double().exp().unsqueeze(-1)
-        points = self.graph.points.double()
-        weighted = self.node_features.double().mT @ torch.cat([noise * points, noise], dim=-1)
-        result = self.features(x).double() @ weighted
-        denominator = result[:, -1:]
+        noise = (log_noise - log_noise.amax(-1, keepdim=True)).double().exp().unsqueeze(-1)
+        weighted = cross_gram(self.node_features, torch.cat([noise * self.graph.points, noise], dim=-1))
+        result = self.features(x.flatten(0, 1)).double().unflatten(0, x.shape[:2]) @ weighted
+        denominator = result[..., -1:]
         if not bool((denominator.detach() > 0).all()):
             raise ValueError(
                 f"A walk met a non-positive denominator: {type(self).__name__} have an absolute error, and a move is a "
                 "ratio of numbers far below it. Raise the temperature, or use features='positive' or 'pairwise'."
             )
-        return (result[:, :-1] / denominator).to(x.dtype)
+        return (result[..., :-1] / denominator).to(x.dtype)

@@ -13,7 +13,7 @@ from swing_gp.features.pairwise import PairwiseFeatures
 from swing_gp.features.protocol import FeatureMap
 from swing_gp.graph import ImplicitGraph
 from swing_gp.operators.matrix_free import to_scipy
-from swing_gp.operators.polynomial import clenshaw
+from swing_gp.operators.polynomial import clenshaw, spectral_radius
 from swing_gp.series import Series
 from swing_gp.validation import as_generator, check_count
 
@@ -102,12 +102,16 @@ def exact_kernel_product(graph: ImplicitGraph, series: Series, rhs: Tensor) -> T
     log_degree = features.log_degree().unsqueeze(-1)
     powers = {"symmetric": (-0.5, -0.5), "random_walk": (-1.0, 0.0), None: (0.0, 0.0)}[graph.normalization]
     left, right = ((power * log_degree).exp() for power in powers)
+
+    def action(v: Tensor) -> Tensor:
+        return left * features.evaluate(None, right * v)
+
     low, high = graph.spectrum
     if graph.normalization is None:
-        high = math.exp(float(log_degree.max()))
+        high = spectral_radius(action, log_degree, math.exp(float(log_degree.max())))
         low = -high if low < 0 else 0.0
     coefficients = series.chebyshev((low, high), 10 * torch.finfo(rhs.dtype).eps).to(rhs)
-    return clenshaw(lambda v: left * features.evaluate(None, right * v), coefficients, (low, high), rhs)
+    return clenshaw(action, coefficients, (low, high), rhs)
 
 
 def _relative(ours: Tensor, exact: Tensor) -> float:

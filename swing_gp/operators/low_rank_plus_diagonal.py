@@ -21,7 +21,7 @@ from linear_operator.operators import (
 from linear_operator.utils.memoize import cached
 from torch import Tensor
 
-from swing_gp.operators.linear_algebra import cross_gram, gram
+from swing_gp.linear_algebra import cross_gram, gram
 
 __all__ = ["LowRankPlusDiagonal"]
 

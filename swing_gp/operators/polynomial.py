@@ -4,9 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+import scipy.sparse.linalg
+import torch
 from torch import Tensor
 
-__all__ = ["clenshaw"]
+__all__ = ["clenshaw", "spectral_radius"]
+
+
+def spectral_radius(action: Callable[[Tensor], Tensor], like: Tensor, bound: float) -> float:  # like: (N, k)
+    """The spectral radius of a symmetric non-negative matrix, from a few products, never above ``bound``.
+
+    A Chebyshev polynomial on an interval that is wider than the spectrum loses digits wherever g grows fast, as the
+    diffusion does on raw weights, so the largest degree alone is too generous a bound.
+    """
+    size = like.shape[0]
+    if size < 3:
+        return bound
+
+    def product(v: np.ndarray) -> np.ndarray:
+        with torch.no_grad():
+            return action(torch.as_tensor(v.reshape(-1, 1)).to(like)).double().cpu().numpy().ravel()
+
+    matrix = scipy.sparse.linalg.LinearOperator((size, size), matvec=product, dtype=np.float64)
+    start = np.ones(size)  # the Perron vector of a non-negative matrix is never orthogonal to it
+    (largest,) = scipy.sparse.linalg.eigsh(matrix, k=1, v0=start, tol=1e-4, return_eigenvectors=False)
+    return min(bound, float(largest) * (1 + 1e-3))
 
 
 def clenshaw(

@@ -9,7 +9,7 @@ from torch import Tensor
 from swing_gp.features.protocol import DenseFeatures, FeatureMap
 from swing_gp.operators.diagnostics import GraphOperator
 from swing_gp.operators.graph_kernel import FeatureKernelLinearOperator
-from swing_gp.operators.linear_algebra import gram
+from swing_gp.linear_algebra import gram
 from swing_gp.operators.matrix_free import MatrixFreeLinearOperator
 from swing_gp.series import Series
 from swing_gp.walks import WalkGroup, Walks, space_walks

@@ -27,7 +27,7 @@ class _CrossGram(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
         a, b = ctx.saved_tensors
-        return b @ grad.mT.to(b.dtype), a @ grad.to(a.dtype)
+        return (b @ grad.mT.to(b.dtype)).to(a.dtype), (a @ grad.to(a.dtype)).to(b.dtype)
 
 
 def cross_gram(a: Tensor, b: Tensor) -> Tensor:
