@@ -115,9 +115,7 @@ class Gaussian(EdgeFunction):
         constant = self._volume(dim).to(frequency) / (2 * math.pi) ** (dim / 2)
         return constant * scaled.square().sum(-1).mul(-0.5).exp()
 
-    def sample_frequencies(
-        self, number: int, dim: int, *, generator: torch.Generator, ensemble: str = "orthogonal"
-    ) -> Tensor:
+    def sample_frequencies(self, number: int, dim: int, *, generator: torch.Generator, ensemble: str = "orthogonal") -> Tensor:
         return gaussian_ensemble(number, dim, ensemble=ensemble, generator=generator)
 
 
@@ -140,9 +138,7 @@ class Laplace(EdgeFunction):
         constant = self._volume(dim).to(frequency) * math.exp(math.lgamma(half) - half * math.log(math.pi))
         return constant * (1 + scaled.square().sum(-1)).pow(-half)
 
-    def sample_frequencies(
-        self, number: int, dim: int, *, generator: torch.Generator, ensemble: str = "orthogonal"
-    ) -> Tensor:
+    def sample_frequencies(self, number: int, dim: int, *, generator: torch.Generator, ensemble: str = "orthogonal") -> Tensor:
         # Multivariate Cauchy: a normal vector over an independent normal number.
         normal = gaussian_ensemble(number, dim, ensemble=ensemble, generator=generator)
         divisor = torch.randn(number, 1, dtype=torch.float64, generator=generator, device=generator.device)

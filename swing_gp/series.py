@@ -443,4 +443,3 @@ class PowerSeries(Series):
     def coefficients(self, number: int) -> Tensor:
         padding = self.alpha.new_zeros(max(0, number - self.alpha.numel()))
         return torch.cat([self.alpha[:number], padding])
-

@@ -124,9 +124,7 @@ class SpaceWalks:
     groups: tuple[WalkGroup, ...]
 
 
-def space_walks(
-    features: FeatureMap, series: Series, walks: Walks, *, generator: torch.Generator, tol: float
-) -> SpaceWalks:
+def space_walks(features: FeatureMap, series: Series, walks: Walks, *, generator: torch.Generator, tol: float) -> SpaceWalks:
     """Walk, and freeze what was walked.
 
     :param features: a map of the graph's edge function; maps of the same recipe are drawn for the moves.

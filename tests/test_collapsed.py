@@ -72,7 +72,11 @@ def test_landmark_kernel_is_its_formula_and_psd(series):
     degree = phi @ phi.sum(0) + delta
     loops, scaled = delta / degree, phi / degree.sqrt().unsqueeze(-1)
     values, vectors = torch.linalg.eigh(scaled.mT @ scaled)
-    outer = scaled * (series.remainder(loops) / series.coefficients(2)[1]).unsqueeze(-1) if float(series.coefficients(2)[1]) else scaled
+    outer = (
+        scaled * (series.remainder(loops) / series.coefficients(2)[1]).unsqueeze(-1)
+        if float(series.coefficients(2)[1])
+        else scaled
+    )
     truth = torch.diag(series(loops)) + outer @ (vectors * series.remainder(values)) @ vectors.mT @ outer.mT
     dense = graph_kernel(graph, series, features=features).to_dense()
     assert relative(dense, truth) < 1e-10
@@ -98,7 +102,7 @@ def test_the_root_of_the_degrees_is_an_eigenvector_with_eigenvalue_one(name):
 def test_pairwise_is_exact(series, normalization, edge):
     graph = ImplicitGraph(cloud(50, 2), edge, normalization)
     if normalization is None and type(series) in (RegularizedLaplacian, Matern, InverseCosine):
-        with pytest.raises(ValueError, match="diverges on this graph|is negative on part"):
+        with pytest.raises(ValueError, match=r"diverges on this graph|is negative on part"):
             graph_kernel(graph, series, features="pairwise")
         return
     if normalization == "random_walk":

@@ -15,7 +15,6 @@ from swing_gp import (
     RegularizedLaplacian,
 )
 
-
 SERIES = [
     Diffusion(0.5),
     Diffusion(20.0),
@@ -103,7 +102,9 @@ def test_parameters_have_gradients(make):
 def test_chebyshev_truncation_keeps_its_tolerance(series, tol):
     coefficients = series.chebyshev((0.0, 1.0), tol)
     x = torch.linspace(0, 1, 301, dtype=torch.float64)
-    value = torch.cos(torch.outer(torch.arccos((2 * x - 1).clamp(-1, 1)), torch.arange(len(coefficients)).double())) @ coefficients
+    value = (
+        torch.cos(torch.outer(torch.arccos((2 * x - 1).clamp(-1, 1)), torch.arange(len(coefficients)).double())) @ coefficients
+    )
     assert float((value - series(x)).abs().max()) <= 2 * tol * float(series(x).abs().max())
 
 
@@ -132,7 +133,7 @@ def test_slow_modulations_are_refused_by_the_length_of_their_horizon():
 
 
 def test_divergent_modulation_and_missing_modulation_are_refused():
-    with pytest.raises(ValueError, match="modulation of RandomWalk.* diverges"):
+    with pytest.raises(ValueError, match=r"modulation of RandomWalk.* diverges"):
         RandomWalk(3, 1.5).horizon(1e-4, sides=2)
     for series in (RandomWalk(2, 1.0), RandomWalk(3, 1.0), PowerSeries([0.0, 1.0]), PowerSeries([-1.0, 1.0])):
         with pytest.raises(ValueError, match="no real modulation: its coefficient alpha_0"):

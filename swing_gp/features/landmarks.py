@@ -50,9 +50,7 @@ class LandmarkFeatures(DenseFeatures):
         landmarks: Tensor | None = None,
     ) -> None:
         if not graph.edge.positive_definite:
-            raise ValueError(
-                f"LandmarkFeatures need a positive-definite edge, got {graph.edge!r}; use features='pairwise'."
-            )
+            raise ValueError(f"LandmarkFeatures need a positive-definite edge, got {graph.edge!r}; use features='pairwise'.")
         self.graph = graph
         self._most = check_count("num_features", num_features)
         self.residual_tol = residual_tol
@@ -123,9 +121,7 @@ class LandmarkFeatures(DenseFeatures):
 
 
 @torch.no_grad()
-def select_landmarks(
-    graph: ImplicitGraph, number: int, *, generator: torch.Generator, residual_tol: float = 0.0
-) -> Tensor:
+def select_landmarks(graph: ImplicitGraph, number: int, *, generator: torch.Generator, residual_tol: float = 0.0) -> Tensor:
     r"""Node ids chosen by randomly pivoted Cholesky: each with probability proportional to what is left of its diagonal.
 
     Pivots are proposed in blocks and thinned by rejection, which leaves the law of the one-by-one algorithm unchanged

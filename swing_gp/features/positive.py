@@ -172,7 +172,6 @@ class PositiveFeatures(DenseFeatures):
 def _choose(population: int, number: int, generator: torch.Generator) -> Tensor:
     """``number`` nodes, each node as often as every other up to one: uniform marginals with the least repetition."""
     rounds = [
-        torch.randperm(population, generator=generator, device=generator.device)
-        for _ in range(math.ceil(number / population))
+        torch.randperm(population, generator=generator, device=generator.device) for _ in range(math.ceil(number / population))
     ]
     return torch.cat(rounds)[:number]

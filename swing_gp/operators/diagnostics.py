@@ -71,9 +71,9 @@ class GraphOperator:
         if self.graph.num_nodes > MAX_EXACT_NODES:
             note = f"; K v not compared, an exact product is O(N^2) and N > {MAX_EXACT_NODES}."
             return ErrorEstimate(adjacency, None, None, compared + note)
-        probes = torch.randn(
-            self.graph.num_nodes, size, dtype=torch.float64, generator=generator, device=generator.device
-        ).to(self.graph.points)
+        probes = torch.randn(self.graph.num_nodes, size, dtype=torch.float64, generator=generator, device=generator.device).to(
+            self.graph.points
+        )
         truth = exact_kernel_product(self.graph, self.series, probes)
         beyond = truth - self.series.coefficients(1).to(probes) * probes
         error = float((self @ probes - truth).norm() / beyond.norm())  # type: ignore[operator]
@@ -83,7 +83,7 @@ class GraphOperator:
 
     def to_scipy(self) -> scipy.sparse.linalg.LinearOperator:
         """This operator for people who live in SciPy."""
-        return to_scipy(self)  # type: ignore[arg-type]
+        return to_scipy(self)
 
 
 def feature_weight_rows(features: FeatureMap, nodes: Tensor) -> Tensor:  # (n,) -> (n, N)

@@ -8,8 +8,8 @@ With dense features :math:`\tilde\Phi = D^{-1/2} \Phi` the series collapses to o
 With landmarks the residual diagonal :math:`\varepsilon = \delta/d` enters as self-loops: :math:`\mathrm{diag}\,
 g(\varepsilon)` replaces :math:`\alpha_0 I`, and row i of :math:`\tilde\Phi` is scaled by :math:`h(\varepsilon_i)/h(0)` on
 the outside, which makes the coupling between loops and features exact to first order and keeps K positive semi-definite
-(the error falls by up to 1.8 times for the diffusion). Everything else (maps without a feature matrix, random-walk normalisation) is a Chebyshev
-polynomial of the adjacency operator.
+(the error of the diffusion falls by up to 1.8 times). Everything else (maps without a feature matrix, random-walk
+normalisation) is a Chebyshev polynomial of the adjacency operator.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from linear_operator.operators import LinearOperator
 from torch import Tensor
 
 from swing_gp.features.protocol import DenseFeatures, FeatureMap
+from swing_gp.linear_algebra import gram, symmetric_function
 from swing_gp.operators.adjacency import AdjacencyLinearOperator, adjacency
 from swing_gp.operators.diagnostics import GraphOperator
-from swing_gp.linear_algebra import gram, symmetric_function
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 from swing_gp.operators.matrix_free import MatrixFreeLinearOperator
 from swing_gp.operators.polynomial import clenshaw, spectral_radius

@@ -99,9 +99,7 @@ def grf_kernel(
     if projection is not None:
         check_count("projection", projection)
     generator = as_generator(seed)
-    signatures = [
-        _signature(matrix, series, walks, halting, generator) for _ in range(1 if form == "same" else 2)
-    ]
+    signatures = [_signature(matrix, series, walks, halting, generator) for _ in range(1 if form == "same" else 2)]
     patterns = tuple(pattern for _, pattern in signatures)
     values = tuple(values.to(dtype) for values, _ in signatures)
     if projection is None:

@@ -97,14 +97,17 @@ class LowRankPlusDiagonal(LinearOperator):
         return (rows * columns).sum(-1) + torch.where(row_index == col_index, diag, torch.zeros_like(diag))
 
     def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
-        if not _same_index(row_index, col_index) or any(torch.is_tensor(index) for index in batch_indices):
+        if not _same_nodes(row_index, col_index) or any(torch.is_tensor(index) for index in batch_indices):
             return super()._getitem(row_index, col_index, *batch_indices)
         if isinstance(row_index, slice) and row_index == slice(None):
             return super()._getitem(row_index, col_index, *batch_indices) if batch_indices else self
-        # A principal block keeps the structure, so conditioning on a subset of nodes stays in closed form.
-        factor = self.factor[batch_indices][..., row_index, :]
+        return self.block(row_index, *batch_indices)
+
+    def block(self, index: slice | Tensor, *batch_indices: Any) -> LowRankPlusDiagonal:
+        """The principal block of some (distinct) nodes. It keeps the structure, so conditioning stays in closed form."""
+        factor = self.factor[batch_indices][..., index, :]
         diag = self.diag[batch_indices]
-        return LowRankPlusDiagonal(factor, self.core[batch_indices], diag[..., row_index] if diag.shape[-1] > 1 else diag)
+        return LowRankPlusDiagonal(factor, self.core[batch_indices], diag[..., index] if diag.shape[-1] > 1 else diag)
 
     @cached
     def to_dense(self) -> Tensor:
@@ -234,7 +237,7 @@ class LowRankPlusDiagonal(LinearOperator):
         :math:`C \phi(GC) = \phi(0) C + C G^{1/2} \psi(M) G^{1/2} C` with :math:`M = G^{1/2} C G^{1/2}` symmetric: no
         inverse of C or G appears.
         """
-        inverse_root, scaled, gram_matrix, _ = self._scaled()
+        _, scaled, gram_matrix, _ = self._scaled()
         core = self._symmetric_core()
         values, vectors = torch.linalg.eigh(gram_matrix)
         half = (vectors * values.clamp_min(0).sqrt().unsqueeze(-2)) @ vectors.mT
@@ -248,7 +251,9 @@ class LowRankPlusDiagonal(LinearOperator):
         return MatmulLinearOperator(DiagLinearOperator(diag), LowRankPlusDiagonal(scaled, middle, one))
 
 
-def _same_index(one: Any, two: Any) -> bool:
+def _same_nodes(one: Any, two: Any) -> bool:
+    """Whether two indices pick the same distinct nodes: with a node picked twice, D is no longer diagonal."""
     if torch.is_tensor(one) or torch.is_tensor(two):
-        return torch.is_tensor(one) and torch.is_tensor(two) and one.shape == two.shape and torch.equal(one, two)
+        same = torch.is_tensor(one) and torch.is_tensor(two) and one.shape == two.shape and torch.equal(one, two)
+        return same and one.unique().numel() == one.numel()
     return one == two

@@ -6,8 +6,10 @@ from typing import Any
 
 import scipy.sparse.linalg
 import torch
-from linear_operator.operators import BatchRepeatLinearOperator, LinearOperator
+from linear_operator.operators import LinearOperator
 from torch import Tensor
+
+from swing_gp.operators.broadcast import BroadcastLinearOperator
 
 __all__ = ["MatrixFreeLinearOperator", "to_scipy"]
 
@@ -30,7 +32,10 @@ class MatrixFreeLinearOperator(LinearOperator):
         return self._apply(columns.reshape(columns.shape[0], -1)).reshape(columns.shape).movedim(0, -2)
 
     def _unsqueeze_batch(self, dim: int) -> LinearOperator:
-        return BatchRepeatLinearOperator(self, batch_repeat=torch.Size((1,)))
+        return BroadcastLinearOperator(self, repeats=torch.Size((1,)))
+
+    def _expand_batch(self, batch_shape: torch.Size | list[int]) -> LinearOperator:
+        return BroadcastLinearOperator(self, repeats=torch.Size(batch_shape)) if len(batch_shape) else self
 
     def _columns(self, index: Tensor) -> Tensor:  # (n,) -> (N, n)
         unit = torch.zeros(self.shape[-1], len(index), dtype=self.dtype, device=self.device)

@@ -32,9 +32,7 @@ def spectral_radius(action: Callable[[Tensor], Tensor], like: Tensor, bound: flo
     return min(bound, float(largest) * (1 + 1e-3))
 
 
-def clenshaw(
-    action: Callable[[Tensor], Tensor], coefficients: Tensor, interval: tuple[float, float], rhs: Tensor
-) -> Tensor:
+def clenshaw(action: Callable[[Tensor], Tensor], coefficients: Tensor, interval: tuple[float, float], rhs: Tensor) -> Tensor:
     r""":math:`\sum_k c_k T_k(B) v` by Clenshaw's recurrence, B the operator A mapped from the interval to [-1, 1]."""
     low, high = interval
     scale, shift = 2 / (high - low), (high + low) / (high - low)

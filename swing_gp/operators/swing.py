@@ -2,14 +2,16 @@ r"""SWING as a linear operator: frozen space walks, one-sided or two-sided."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from linear_operator.operators import LinearOperator
 from torch import Tensor
 
 from swing_gp.features.protocol import DenseFeatures, FeatureMap
+from swing_gp.linear_algebra import gram
 from swing_gp.operators.diagnostics import GraphOperator
 from swing_gp.operators.graph_kernel import FeatureKernelLinearOperator
-from swing_gp.linear_algebra import gram
 from swing_gp.operators.matrix_free import MatrixFreeLinearOperator
 from swing_gp.series import Series
 from swing_gp.walks import WalkGroup, Walks, space_walks
@@ -37,9 +39,7 @@ class SwingLinearOperator(GraphOperator, MatrixFreeLinearOperator):
         walks: Walks,
         transposed: bool = False,
     ) -> None:
-        super().__init__(
-            identity, *tensors, maps=maps, features=features, series=series, walks=walks, transposed=transposed
-        )
+        super().__init__(identity, *tensors, maps=maps, features=features, series=series, walks=walks, transposed=transposed)
         self.identity, self.walks, self.transposed = identity, walks, transposed
         self.features, self.series, self.graph = features, series, features.graph
         self._factors = tensors if not maps else None
@@ -94,7 +94,7 @@ def swing_kernel(
             "Walks(sides=1), or normalization='symmetric'."
         )
     frozen = space_walks(features, series, walks, generator=generator, tol=tol)
-    origin = {"features": features, "series": series}
+    origin: dict[str, Any] = {"features": features, "series": series}
     if walks.groups > 1 or not isinstance(features, DenseFeatures):
         maps = tuple(group.features for group in frozen.groups)
         tensors = [

@@ -1,0 +1,80 @@
+"""How time and memory grow with N: build and apply every dense route at two sizes, each in a process of its own.
+
+    python -m benchmarks.growth [--quick] [--out results/growth]
+
+The unit cube in 3-D, lengthscale 0.3, float32, 256 features, 8 walks. Ratios matter, seconds depend on the machine: an
+algorithm linear in N grows by the ratio of the sizes. The error of the adjacency on exact rows stands beside the times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROUTES = {
+    "landmarks": "features='landmarks'",
+    "positive": "features='positive'",
+    "walks, two-sided": "features='positive', walks=Walks(8, temperature=0.3)",
+    "walks, one-sided": "features='positive', walks=Walks(8, temperature=0.3, sides=1)",
+}
+
+SCRIPT = """
+import json, resource, time, torch
+from swing_gp import Diffusion, Gaussian, ImplicitGraph, Walks, graph_kernel
+torch.set_num_threads(2)
+def run(number):
+    points = torch.rand(number, 3, generator=torch.Generator().manual_seed(0))
+    graph = ImplicitGraph(points, Gaussian(0.3))
+    v = torch.randn(number, 4, generator=torch.Generator().manual_seed(1))
+    start = time.perf_counter()
+    K = graph_kernel(graph, Diffusion(1.0), num_features=256, {options})
+    built = time.perf_counter()
+    for _ in range(5):
+        K @ v
+    return built - start, (time.perf_counter() - built) / 5, K
+run(2000)  # first calls load libraries
+build, apply, K = run({number})
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+print(json.dumps(dict(build=build, apply=apply, peak_gb=peak, error=K.estimate_error(8).adjacency)))
+"""
+
+
+def measure(number: int, options: str) -> dict[str, float]:
+    """Build and apply once in a fresh process, so that its peak memory is this route's alone."""
+    script = SCRIPT.replace("{options}", options).replace("{number}", str(number))
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return json.loads(result.stdout)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="5,000 and 50,000 nodes in place of 20,000 and 200,000")
+    parser.add_argument("--out", type=Path, default=Path("results/growth"))
+    arguments = parser.parse_args()
+    small, large = (5_000, 50_000) if arguments.quick else (20_000, 200_000)
+    rows = {}
+    print(
+        f"| route | build {small:,} | build {large:,} | ratio | apply {small:,} | apply {large:,} | ratio | peak GB | error |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|")
+    for name, options in ROUTES.items():
+        one, two = measure(small, options), measure(large, options)
+        rows[name] = {small: one, large: two}
+        print(
+            f"| {name} | {one['build']:.2f} s | {two['build']:.2f} s | {two['build'] / one['build']:.1f} "
+            f"| {1e3 * one['apply']:.1f} ms | {1e3 * two['apply']:.1f} ms | {two['apply'] / one['apply']:.1f} "
+            f"| {two['peak_gb']:.2f} | {two['error']:.1e} |",
+            flush=True,
+        )
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    temporary = arguments.out / "results.json.part"
+    temporary.write_text(json.dumps(rows, indent=1))
+    os.replace(temporary, arguments.out / "results.json")
+
+
+if __name__ == "__main__":
+    main()

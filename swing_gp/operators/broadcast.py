@@ -1,0 +1,58 @@
+"""One matrix seen as a batch of equal ones, for operators whose tensors have no batch dimension to repeat."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from linear_operator.operators import LinearOperator
+from torch import Tensor
+
+__all__ = ["BroadcastLinearOperator"]
+
+
+class BroadcastLinearOperator(LinearOperator):
+    """``base`` expanded over batch dimensions, at no cost. (``BatchRepeatLinearOperator`` repeats the tensors instead.)"""
+
+    def __init__(self, base: LinearOperator, *, repeats: torch.Size) -> None:
+        super().__init__(base, repeats=torch.Size(repeats))
+        self.base, self.repeats = base, torch.Size(repeats)
+
+    def _size(self) -> torch.Size:
+        return torch.Size((*self.repeats, *self.base.shape))
+
+    def _transpose_nonbatch(self) -> LinearOperator:
+        return self.__class__(self.base._transpose_nonbatch(), repeats=self.repeats)
+
+    def _matmul(self, rhs: Tensor) -> Tensor:
+        rhs = rhs.unsqueeze(-1) if rhs.dim() == 1 else rhs
+        return self.base._matmul(rhs.expand(*torch.broadcast_shapes(self.repeats, rhs.shape[:-2]), *rhs.shape[-2:]))
+
+    def _get_indices(self, row_index: Tensor, col_index: Tensor, *batch_indices: Tensor) -> Tensor:
+        entries = self.base._get_indices(row_index, col_index)
+        return entries.expand(torch.broadcast_shapes(entries.shape, *(index.shape for index in batch_indices)))
+
+    def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
+        left = torch.empty(()).expand(self.repeats)[batch_indices].shape if batch_indices else self.repeats
+        whole = row_index == slice(None) and col_index == slice(None) if isinstance(row_index, slice) else False
+        base = self.base if whole else self.base._getitem(row_index, col_index)
+        if not left:
+            return base
+        return self.__class__(base, repeats=left) if whole else base._expand_batch(left)
+
+    def _expand_batch(self, batch_shape: torch.Size | list[int]) -> LinearOperator:
+        return self.__class__(self.base, repeats=torch.Size(batch_shape))
+
+    def _unsqueeze_batch(self, dim: int) -> LinearOperator:
+        return self.__class__(self.base, repeats=torch.Size((*self.repeats[:dim], 1, *self.repeats[dim:])))
+
+    def _permute_batch(self, *dims: int) -> LinearOperator:
+        return self.__class__(self.base, repeats=torch.Size(self.repeats[dim] for dim in dims))
+
+    def _sum_batch(self, dim: int) -> LinearOperator:
+        left = torch.Size((*self.repeats[:dim], *self.repeats[dim + 1 :]))
+        total = self.base._mul_constant(torch.tensor(float(self.repeats[dim]), dtype=self.dtype, device=self.device))
+        return total._expand_batch(left) if left else total
+
+    def _diagonal(self) -> Tensor:
+        return self.base._diagonal().expand(*self.repeats, -1)

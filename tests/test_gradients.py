@@ -1,0 +1,149 @@
+"""gradcheck through products, solves and log-determinants, in lengthscale, series parameters and points."""
+
+import pytest
+import torch
+from oracles import cloud
+
+from swing_gp import (
+    Diffusion,
+    FourierFeatures,
+    Gaussian,
+    ImplicitGraph,
+    LandmarkFeatures,
+    Laplace,
+    Matern,
+    PairwiseFeatures,
+    PositiveFeatures,
+    PowerSeries,
+    RandomWalk,
+    RegularizedLaplacian,
+    Walks,
+    graph_kernel,
+    grf_kernel,
+)
+from swing_gp.linear_algebra import cross_gram, gram, symmetric_function
+
+SETS = {
+    "cloud": cloud(9, 2),
+    "duplicated": cloud(4, 2).repeat(2, 1),
+    "lattice": torch.cartesian_prod(torch.arange(3.0), torch.arange(3.0)).double() / 3,
+}
+MAPS = {
+    "landmarks": lambda graph, seed: LandmarkFeatures(graph, 4, generator=torch.Generator().manual_seed(seed)),
+    "positive": lambda graph, seed: PositiveFeatures(graph, 12, generator=torch.Generator().manual_seed(seed)),
+    "isotropic": lambda graph, seed: PositiveFeatures(
+        graph, 12, generator=torch.Generator().manual_seed(seed), proposal="isotropic"
+    ),
+    "fourier": lambda graph, seed: FourierFeatures(graph, 64, generator=torch.Generator().manual_seed(seed)),
+    "pairwise": lambda graph, seed: PairwiseFeatures(graph),
+}
+
+
+def quantities(operator, v):
+    """Products, solves and log-determinants of K + 0.3 I, as one vector."""
+    noisy = operator.add_diagonal(torch.tensor(0.3, dtype=torch.float64))
+    parts = [operator @ v, noisy.solve(v)]
+    if hasattr(noisy, "factor"):
+        inv_quad, logdet = noisy.inv_quad_logdet(v, logdet=True)
+        parts += [inv_quad.reshape(1, 1), logdet.reshape(1, 1), noisy.diagonal().unsqueeze(-1)]
+    return torch.cat([part.reshape(-1) for part in parts])
+
+
+def check(build, *inputs):
+    inputs = [value.clone().requires_grad_(True) for value in inputs]
+    v = torch.randn(build(*inputs).shape[-1], 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    assert torch.autograd.gradcheck(lambda *args: quantities(build(*args), v), inputs, eps=1e-6, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("points", SETS)
+@pytest.mark.parametrize("name", MAPS)
+def test_collapsed_kernels(name, points):
+    def build(points, lengthscale, time):
+        graph = ImplicitGraph(points, Gaussian(lengthscale))
+        return graph_kernel(graph, Diffusion(time), features=MAPS[name](graph, 0))
+
+    check(build, SETS[points], torch.tensor([0.5, 0.7], dtype=torch.float64), torch.tensor(1.5, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("name", ["landmarks", "positive", "pairwise"])
+@pytest.mark.parametrize("kind", ["random walk", "regularized", "matern", "power"])
+def test_series_parameters(name, kind):
+    make = {
+        "random walk": lambda a, b: RandomWalk(3, 1 + a),
+        "regularized": lambda a, b: RegularizedLaplacian(a, b),
+        "matern": lambda a, b: Matern(a, b),
+        "power": lambda a, b: PowerSeries(torch.stack([a, b, a * b])),
+    }[kind]
+
+    def build(a, b):
+        graph = ImplicitGraph(SETS["lattice"], Gaussian(0.5))
+        return graph_kernel(graph, make(a, b), features=MAPS[name](graph, 0))
+
+    check(build, torch.tensor(1.3, dtype=torch.float64), torch.tensor(0.8, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("name", ["landmarks", "positive"])
+def test_raw_weights_and_laplace(name):
+    def build(points, lengthscale):
+        graph = ImplicitGraph(points, Gaussian(lengthscale), None)
+        return graph_kernel(graph, RandomWalk(2), features=MAPS[name](graph, 0))
+
+    check(build, SETS["cloud"], torch.tensor(0.4, dtype=torch.float64))
+
+    def build_laplace(points, lengthscale):
+        graph = ImplicitGraph(points, Laplace(lengthscale))
+        return graph_kernel(graph, Diffusion(1.0), features=MAPS["landmarks"](graph, 0))
+
+    check(build_laplace, SETS["cloud"], torch.tensor(0.4, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("points", SETS)
+@pytest.mark.parametrize("name", ["positive", "pairwise", "landmarks"])
+@pytest.mark.parametrize("deposit", ["lookahead", "spread"])
+def test_walks_are_differentiable_at_fixed_draws(name, points, deposit):
+    def build(points, lengthscale, time):
+        graph = ImplicitGraph(points, Gaussian(lengthscale))
+        walks = Walks(2, temperature=0.8, deposit=deposit, halting=0.3)
+        return graph_kernel(graph, Diffusion(time), features=MAPS[name](graph, 0), walks=walks, seed=5)
+
+    check(build, SETS[points], torch.tensor(0.6, dtype=torch.float64), torch.tensor(1.5, dtype=torch.float64))
+
+
+def test_grf_is_differentiable_in_the_series():
+    def build(time):
+        weights = Gaussian(0.5).weights(SETS["cloud"], SETS["cloud"])
+        return grf_kernel(weights / weights.sum(-1, keepdim=True), Diffusion(time), walks=5)
+
+    check(build, torch.tensor(1.5, dtype=torch.float64))
+
+
+def test_functions_of_matrices_with_repeated_eigenvalues():
+    basis = torch.linalg.qr(torch.randn(6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))).Q
+    values = torch.tensor([0.0, 0.0, 0.5, 0.5, 0.5 + 1e-9, 1.0], dtype=torch.float64)
+    matrix = ((basis * values) @ basis.mT).requires_grad_(True)
+    time = torch.tensor(1.2, dtype=torch.float64, requires_grad=True)
+    left = torch.randn(6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+    def function(matrix, time):
+        symmetric = 0.5 * (matrix + matrix.mT)
+        return (left * symmetric_function(symmetric, lambda x: torch.exp(time * x))).sum()
+
+    value = function(matrix, time)
+    gradients = torch.autograd.grad(value, (matrix, time))
+    direct = (left * torch.matrix_exp(time * 0.5 * (matrix + matrix.mT))).sum()
+    for ours, truth in zip(gradients, torch.autograd.grad(direct, (matrix, time)), strict=True):
+        torch.testing.assert_close(ours, truth, rtol=1e-8, atol=1e-9)
+
+
+def test_gram_matrices_are_float64_with_float32_gradients():
+    a = torch.randn(50, 3, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    b = torch.randn(50, 2, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    exact = a.double().mT @ b.double()
+    assert torch.equal(cross_gram(a, b), exact)
+    weights = torch.randn(3, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    ours = torch.autograd.grad((cross_gram(a, b) * weights).sum(), (a, b))
+    truth = torch.autograd.grad((exact * weights).sum(), (a, b))
+    for one, two in zip(ours, truth, strict=True):
+        assert one.dtype == torch.float32
+        torch.testing.assert_close(one, two)
+    assert torch.equal(gram(a), gram(a).mT)

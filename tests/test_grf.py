@@ -1,0 +1,129 @@
+import math
+
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+from oracles import cloud, dense_adjacency, matrix_power_series, relative
+
+from swing_gp import (
+    Diffusion,
+    Gaussian,
+    GRFLinearOperator,
+    ImplicitGraph,
+    LowRankPlusDiagonal,
+    RandomWalk,
+    RegularizedLaplacian,
+    grf_kernel,
+)
+
+
+@pytest.fixture(scope="module")
+def weighted_graph():
+    """A sparse, weighted, symmetric graph with an isolated node and rows of different sums."""
+    generator = torch.Generator().manual_seed(0)
+    matrix = torch.rand(15, 15, generator=generator, dtype=torch.float64)
+    matrix = torch.where(matrix < 0.3, matrix, torch.zeros_like(matrix))
+    matrix = matrix + matrix.mT
+    matrix[7] = matrix[:, 7] = 0
+    return matrix / float(torch.linalg.eigvalsh(matrix).max())
+
+
+@pytest.mark.parametrize("series", [Diffusion(1.0), RandomWalk(2), RegularizedLaplacian(0.8)], ids=repr)
+def test_independent_walks_are_unbiased(weighted_graph, series):
+    truth = matrix_power_series(series, weighted_graph)
+    draws = torch.stack(
+        [
+            grf_kernel(weighted_graph, series, walks=100, halting=0.3, form="independent", seed=seed).to_dense()
+            for seed in range(120)
+        ]
+    )
+    deviation = draws.std(0) / math.sqrt(len(draws))
+    error = (draws.mean(0) - truth).abs()
+    assert (error <= 5.5 * deviation + 1e-12).all()
+    assert float(error.norm()) < 0.02 * float(truth.norm())
+
+
+def test_bias_of_same_walks_falls_with_their_number(weighted_graph):
+    truth = matrix_power_series(Diffusion(2.0), weighted_graph)
+    bias = {
+        walks: float(
+            torch.stack([grf_kernel(weighted_graph, Diffusion(2.0), walks=walks, seed=s).to_dense() for s in range(150)])
+            .mean(0)
+            .sub(truth)
+            .trace()
+        )
+        for walks in (4, 16)
+    }
+    assert bias[4] > 0
+    assert 2.5 < bias[4] / bias[16] < 6
+
+
+def test_signatures_are_sparse_and_products_go_through_them():
+    size = 3000
+    ring = scipy.sparse.diags_array([0.5, 0.5, 0.5, 0.5], offsets=[1 - size, -1, 1, size - 1], shape=(size, size))
+    operator = grf_kernel(ring, Diffusion(2.0), walks=20, halting=0.2)
+    values, pattern = operator.factors[0]
+    assert len(values) < 40 * size
+    v = torch.randn(size, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    sparse = scipy.sparse.csr_array((values.numpy(), pattern.col.numpy(), pattern.crow.numpy()), shape=(size, size))
+    np.testing.assert_allclose((operator @ v).numpy(), sparse @ (sparse.T @ v.numpy()), atol=1e-12)
+    np.testing.assert_allclose(operator.diagonal().numpy(), sparse.power(2).sum(1), atol=1e-12)
+    np.testing.assert_allclose(operator.to_scipy() @ v.numpy(), (operator @ v).numpy())
+
+
+def test_johnson_lindenstrauss_projection_is_unbiased_and_converges(weighted_graph):
+    sparse = grf_kernel(weighted_graph, Diffusion(1.0), walks=50, seed=0).to_dense()
+    errors = []
+    for width in (50, 5000):
+        operator = grf_kernel(weighted_graph, Diffusion(1.0), walks=50, projection=width, seed=0)
+        assert isinstance(operator, LowRankPlusDiagonal)
+        assert operator.factor.shape == (15, width)
+        errors.append(relative(operator.to_dense(), sparse))
+    assert errors[1] < 0.25 * errors[0]
+    draws = torch.stack(
+        [
+            grf_kernel(weighted_graph, Diffusion(1.0), walks=200, projection=30, form="independent", seed=s).to_dense()
+            for s in range(120)
+        ]
+    )
+    truth = matrix_power_series(Diffusion(1.0), weighted_graph)
+    assert ((draws.mean(0) - truth).abs() <= 5.5 * draws.std(0) / math.sqrt(120) + 1e-12).all()
+
+
+def test_every_way_to_give_the_graph_is_the_same():
+    dense = dense_adjacency(ImplicitGraph(cloud(10, 2), Gaussian(0.4)))
+    reference = grf_kernel(dense, Diffusion(1.0), walks=10).to_dense()
+    for matrix in (
+        dense.to_sparse_coo(),
+        dense.to_sparse_csr(),
+        scipy.sparse.csr_array(dense.numpy()),
+        scipy.sparse.coo_matrix(dense.numpy()),
+    ):
+        assert torch.equal(grf_kernel(matrix, Diffusion(1.0), walks=10).to_dense(), reference)
+    assert isinstance(grf_kernel(dense, Diffusion(1.0), walks=10), GRFLinearOperator)
+    assert not torch.equal(grf_kernel(dense, Diffusion(1.0), walks=10, seed=1).to_dense(), reference)
+
+
+@pytest.mark.parametrize(
+    ("matrix", "options", "message"),
+    [
+        (torch.ones(2, 3), {}, "adjacency must be a square matrix"),
+        (-torch.eye(2), {}, "adjacency must be finite and non-negative"),
+        (torch.full((2, 2), float("nan")), {}, "adjacency must be finite"),
+        (torch.eye(2), {"walks": 0}, "walks must be a whole number"),
+        (torch.eye(2), {"halting": 1.0}, "halting must lie"),
+        (torch.eye(2), {"form": "both"}, "form must be one of"),
+        (torch.eye(2), {"projection": -1}, "projection must be"),
+        (torch.eye(2), {"series": RandomWalk(2, 1.0)}, "no real modulation"),
+    ],
+)
+def test_bad_input_is_named(matrix, options, message):
+    series = options.pop("series", Diffusion(1.0))
+    with pytest.raises(ValueError, match=message):
+        grf_kernel(matrix, series, **options)
+
+
+def test_a_dense_array_is_sent_to_scipy():
+    with pytest.raises(TypeError, match=r"wrap it in scipy.sparse.csr_array"):
+        grf_kernel(np.eye(3), Diffusion(1.0))

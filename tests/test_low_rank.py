@@ -1,0 +1,141 @@
+"""The closed forms of CONTRACT.md on LowRankPlusDiagonal, beyond the shipped suite."""
+
+import pytest
+import torch
+from linear_operator.operators import ConstantDiagLinearOperator, DiagLinearOperator, RootLinearOperator
+
+from swing_gp import Diffusion, Gaussian, ImplicitGraph, LowRankPlusDiagonal, Walks, graph_kernel
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def kernel(number=60, **options):
+    points = torch.rand(number, 2, generator=generator(), dtype=torch.float64)
+    return graph_kernel(ImplicitGraph(points, Gaussian(0.3)), Diffusion(2.0), **options)
+
+
+KERNELS = {
+    "landmarks": lambda: kernel(num_features=12),
+    "positive": lambda: kernel(features="positive", num_features=30),
+    "walks": lambda: kernel(features="positive", num_features=30, walks=Walks(4)),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_noisy_solves_determinants_and_roots(name):
+    operator = KERNELS[name]()
+    noisy = operator + ConstantDiagLinearOperator(torch.tensor([0.1], dtype=torch.float64), 60)
+    assert isinstance(noisy, LowRankPlusDiagonal)
+    dense = operator.to_dense() + 0.1 * torch.eye(60, dtype=torch.float64)
+    torch.testing.assert_close(noisy.to_dense(), dense)
+    rhs = torch.randn(60, 3, dtype=torch.float64, generator=generator(1))
+    torch.testing.assert_close(noisy.solve(rhs), torch.linalg.solve(dense, rhs), rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(noisy.solve(rhs[:, 0]), torch.linalg.solve(dense, rhs[:, 0]), rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(noisy.solve(rhs, rhs.mT), rhs.mT @ torch.linalg.solve(dense, rhs), rtol=1e-9, atol=1e-9)
+    inv_quad, logdet = noisy.inv_quad_logdet(rhs, logdet=True)
+    torch.testing.assert_close(inv_quad, (rhs * torch.linalg.solve(dense, rhs)).sum(), rtol=1e-10, atol=0)
+    torch.testing.assert_close(logdet, torch.logdet(dense), rtol=1e-10, atol=1e-9)
+    torch.testing.assert_close(noisy.inv_quad(rhs, reduce_inv_quad=False).sum(), inv_quad)
+    for op in (operator, noisy):
+        root = op.root_decomposition().root.to_dense()
+        torch.testing.assert_close(root @ root.mT, op.to_dense(), rtol=1e-8, atol=1e-9)
+        inverse = op.root_inv_decomposition().root.to_dense()
+        torch.testing.assert_close(inverse @ inverse.mT, torch.linalg.inv(op.to_dense()), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_principal_blocks_keep_their_closed_forms(name):
+    operator = KERNELS[name]()
+    dense = operator.to_dense()
+    index = torch.tensor([3, 7, 7, 20])
+    assert type(operator[index][:, index]) is not LowRankPlusDiagonal  # rows first: a rectangular block in between
+    for block, truth in (
+        (operator[5:20, 5:20], dense[5:20, 5:20]),
+        (operator.block(index[[0, 1, 3]]), dense[index[[0, 1, 3]]][:, index[[0, 1, 3]]]),
+        (operator._getitem(index[:2], index[:2]), dense[index[:2]][:, index[:2]]),
+    ):
+        assert type(block) is LowRankPlusDiagonal
+        torch.testing.assert_close(block.to_dense(), truth)
+    torch.testing.assert_close(operator[index][:, index].to_dense(), dense[index][:, index])
+    torch.testing.assert_close(operator._getitem(index, index).to_dense(), dense[index][:, index])
+    torch.testing.assert_close(operator[3:9, 10:14].to_dense(), dense[3:9, 10:14])
+    torch.testing.assert_close(operator[index, index], dense[index, index])
+    torch.testing.assert_close(operator[4], dense[4])
+
+
+def test_posterior_algebra_of_the_contract():
+    # d I + W B W^T is the same class again: the posterior at other nodes, against dense conditioning.
+    operator, noise = KERNELS["positive"](), 0.05
+    dense = operator.to_dense()
+    train, test = torch.arange(40), torch.arange(40, 60)
+    y = torch.randn(40, dtype=torch.float64, generator=generator(2))
+    solve = operator[:40, :40].add_diagonal(torch.tensor(noise, dtype=torch.float64)).solve
+    cross = dense[test][:, train]
+    gain = torch.linalg.solve(dense[:40, :40] + noise * torch.eye(40, dtype=torch.float64), cross.mT)
+    torch.testing.assert_close(cross @ solve(y), gain.mT @ y)
+    torch.testing.assert_close(dense[40:, 40:] - cross @ solve(cross.mT), dense[40:, 40:] - cross @ gain)
+
+
+def test_samples_have_the_covariance_of_the_kernel():
+    torch.manual_seed(0)
+    for name in ("landmarks", "walks"):
+        operator = KERNELS[name]()
+        samples = operator.zero_mean_mvn_samples(20_000)
+        covariance = samples.mT @ samples / 20_000
+        assert float((covariance - operator.to_dense()).norm() / operator.to_dense().norm()) < 0.05
+
+
+def test_sums_products_and_low_rank_updates_stay_in_the_class():
+    one, two = KERNELS["landmarks"](), KERNELS["positive"]()
+    update = torch.randn(60, 2, dtype=torch.float64, generator=generator(3))
+    diag = torch.rand(60, dtype=torch.float64, generator=generator(4))
+    for result, truth in (
+        (one + two, one.to_dense() + two.to_dense()),
+        (one * 2.5, 2.5 * one.to_dense()),
+        (one / torch.tensor(4.0, dtype=torch.float64), one.to_dense() / 4),
+        (one + DiagLinearOperator(diag), one.to_dense() + torch.diag(diag)),
+        (one.add_low_rank(update), one.to_dense() + update @ update.mT),
+        (one + RootLinearOperator(update), one.to_dense() + update @ update.mT),
+        (one.expand(3, 60, 60), one.to_dense().expand(3, 60, 60)),
+    ):
+        assert isinstance(result, LowRankPlusDiagonal)
+        torch.testing.assert_close(result.to_dense(), truth)
+
+
+def test_a_vanishing_diagonal_still_has_a_root():
+    factor = torch.randn(9, 3, dtype=torch.float64, generator=generator())
+    operator = LowRankPlusDiagonal(factor, torch.eye(3, dtype=torch.float64), torch.zeros(1, dtype=torch.float64))
+    root = operator.root_decomposition().root.to_dense()
+    torch.testing.assert_close(root @ root.mT, factor @ factor.mT)
+
+
+def test_float32_factors_solve_with_float64_cores():
+    points = torch.rand(3000, 3, generator=generator(), dtype=torch.float64)
+    y = torch.randn(3000, 1, generator=generator(1), dtype=torch.float64)
+    exact = graph_kernel(ImplicitGraph(points, Gaussian(0.3)), Diffusion(20.0), num_features=200)
+    single = graph_kernel(ImplicitGraph(points.float(), Gaussian(0.3)), Diffusion(20.0), num_features=200)
+    noise = torch.tensor(1e-3)
+    truth = exact.add_diagonal(noise.double()).inv_quad_logdet(y, logdet=True)
+    ours = single.add_diagonal(noise).inv_quad_logdet(y.float(), logdet=True)
+    for a, b in zip(ours, truth, strict=True):
+        assert a.dtype == torch.float32
+        assert abs(float(a) / float(b) - 1) < 1e-3
+
+
+def test_mismatched_shapes_are_named():
+    operator = KERNELS["landmarks"]()
+    with pytest.raises(RuntimeError, match="right_tensor must have 60 rows"):
+        operator.solve(torch.ones(59, dtype=torch.float64))
+    with pytest.raises(RuntimeError, match="cannot take a diagonal of shape"):
+        operator.add_diagonal(torch.ones(7, dtype=torch.float64))
+    with pytest.raises(RuntimeError):
+        operator @ torch.ones(59, dtype=torch.float64)
+    for parts, message in (
+        ((torch.ones(4, 2), torch.eye(3), torch.ones(1)), "core must be k x k"),
+        ((torch.ones(4, 2), torch.eye(2), torch.ones(3)), "diag must have one entry"),
+        ((torch.ones(2, 4, 2), torch.eye(2), torch.ones(1)), "same batch shape"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            LowRankPlusDiagonal(*parts)

@@ -1,0 +1,325 @@
+"""linear_operator's own test cases on every operator of ours."""
+
+from __future__ import annotations
+
+import unittest
+
+import torch
+from linear_operator.operators import to_dense
+from linear_operator.test.linear_operator_test_case import LinearOperatorTestCase, RectangularLinearOperatorTestCase
+from oracles import cloud, dense_adjacency
+
+from swing_gp import (
+    Diffusion,
+    Gaussian,
+    ImplicitGraph,
+    LandmarkFeatures,
+    LowRankPlusDiagonal,
+    PairwiseFeatures,
+    PositiveFeatures,
+    RandomWalk,
+    Walks,
+    adjacency,
+    graph_kernel,
+    grf_kernel,
+)
+
+SIZE = 7
+
+
+def randn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def points() -> torch.Tensor:
+    return cloud(SIZE, 2, dtype=torch.float32)
+
+
+def restore(features, tensors):
+    """The map of an operator on (possibly cloned) tensors of its representation."""
+    return features.bind(features.graph.with_tensors(*tensors))
+
+
+# Closed forms
+
+
+class LowRankSuite(LinearOperatorTestCase):
+    seed = 0
+    batch: tuple[int, ...] = ()
+    scalar = False
+    should_test_sample = True
+    should_call_cg = False
+    should_call_lanczos = False
+
+    def create_linear_op(self):
+        half = randn(*self.batch, 5, 5, seed=1)
+        diag = randn(*self.batch, 1 if self.scalar else 8, seed=2).abs() + 0.5
+        return LowRankPlusDiagonal(randn(*self.batch, 8, 5), half @ half.mT / 5, diag)
+
+    def evaluate_linear_op(self, linear_op):
+        diag = linear_op.diag.expand(linear_op.factor.shape[:-1])
+        return linear_op.factor @ linear_op.core @ linear_op.factor.mT + torch.diag_embed(diag)
+
+
+class TestLowRankPlusDiagonal(LowRankSuite, unittest.TestCase):
+    pass
+
+
+class TestLowRankPlusDiagonalBatch(LowRankSuite, unittest.TestCase):
+    batch = (2,)
+
+
+class TestLowRankPlusDiagonalMultiBatch(LowRankSuite, unittest.TestCase):
+    batch = (3, 2)
+
+
+class TestLowRankPlusScalarBatch(LowRankSuite, unittest.TestCase):
+    # Full rank: a scalar diagonal repeats an eigenvalue otherwise, which the suite's Lanczos tests cannot take.
+    batch = (2,)
+    scalar = True
+
+    def create_linear_op(self):
+        half = randn(*self.batch, 8, 8, seed=1)
+        return LowRankPlusDiagonal(randn(*self.batch, 8, 8), half @ half.mT / 8, torch.full((*self.batch, 1), 0.7))
+
+
+class TestIndefiniteCore(LowRankSuite, unittest.TestCase):
+    """The algebra of two-sided walks: (I + F Psi^T)(I + F Psi^T)^T."""
+
+    def create_linear_op(self):
+        left, right = 0.4 * randn(8, 4), 0.4 * randn(8, 4, seed=1)
+        eye = torch.eye(4)
+        core = torch.cat([torch.cat([right.mT @ right, eye], -1), torch.cat([eye, torch.zeros(4, 4)], -1)], -2)
+        return LowRankPlusDiagonal(torch.cat([left, right], -1), core, torch.ones(1))
+
+
+class KernelSuite(LowRankSuite):
+    """Operators of the front door in closed form. Their core is float64 whatever the factor is."""
+
+    def evaluate_linear_op(self, linear_op):
+        core = linear_op.core.to(linear_op.factor.dtype)
+        diag = linear_op.diag.expand(linear_op.factor.shape[:-1])
+        return linear_op.factor @ core @ linear_op.factor.mT + torch.diag_embed(diag)
+
+
+class TestCollapsedPositive(KernelSuite, unittest.TestCase):
+    def create_linear_op(self):
+        graph = ImplicitGraph(points(), Gaussian(0.3))
+        return graph_kernel(graph, Diffusion(1.0), features="positive", num_features=16)
+
+
+class TestCollapsedLandmarks(KernelSuite, unittest.TestCase):
+    def create_linear_op(self):
+        return graph_kernel(ImplicitGraph(points(), Gaussian(0.3)), Diffusion(1.0), num_features=4)
+
+
+class TestCollapsedFourier(KernelSuite, unittest.TestCase):
+    def create_linear_op(self):
+        graph = ImplicitGraph(points(), Gaussian(0.5))
+        return graph_kernel(graph, Diffusion(1.0), features="fourier", num_features=64)
+
+
+class TestFactoredWalks(KernelSuite, unittest.TestCase):
+    def create_linear_op(self):
+        graph = ImplicitGraph(points(), Gaussian(0.3))
+        return graph_kernel(graph, Diffusion(1.0), features="positive", num_features=12, walks=Walks(3))
+
+
+# Through the two verbs
+
+
+def dense_walks(linear_op):
+    """Phi or Phi Phi^T, entry by entry, from the tensors of the operator."""
+    identity, *tensors = linear_op._args
+    maps = linear_op._kwargs["maps"]
+    phi = torch.diag(identity.expand(SIZE))
+    if not maps:
+        phi = phi + tensors[0] @ tensors[1].mT
+    size = len(tensors) // max(1, len(maps))
+    for index, features in enumerate(maps):
+        positions, weights, column, *of_graph = tensors[index * size : (index + 1) * size]
+        bound = restore(features, of_graph)
+        if isinstance(features, PairwiseFeatures):
+            rows = bound.graph.edge.weights(positions, bound.graph.points)
+        else:
+            rows = torch.stack([bound.features(x) for x in positions]) @ bound.node_features.mT
+        phi = phi + (weights.unsqueeze(-1) * rows).sum(0) * column
+    if linear_op._kwargs["walks"].sides == 2:
+        return phi @ phi.mT
+    return phi.mT if linear_op._kwargs["transposed"] else phi
+
+
+class TestVerbWalks(LinearOperatorTestCase, unittest.TestCase):
+    seed = 0
+    should_test_sample = True
+
+    def create_linear_op(self):
+        graph = ImplicitGraph(points(), Gaussian(0.3))
+        return graph_kernel(graph, Diffusion(1.0), features="pairwise", walks=Walks(3))
+
+    def evaluate_linear_op(self, linear_op):
+        return dense_walks(linear_op)
+
+
+class TestVerbWalksOfPositiveFeaturesRedrawn(TestVerbWalks):
+    def create_linear_op(self):
+        graph = ImplicitGraph(points(), Gaussian(0.4))
+        return graph_kernel(graph, Diffusion(1.0), features="positive", num_features=12, walks=Walks(4, groups=2))
+
+
+class TestOneSidedWalks(RectangularLinearOperatorTestCase, unittest.TestCase):
+    seed = 0
+
+    def create_linear_op(self):
+        graph = ImplicitGraph(points(), Gaussian(0.3))
+        return graph_kernel(graph, Diffusion(1.0), features="pairwise", walks=Walks(3, sides=1))
+
+    def evaluate_linear_op(self, linear_op):
+        return dense_walks(linear_op)
+
+
+class TestOneSidedFactoredWalks(TestOneSidedWalks):
+    def create_linear_op(self):
+        graph = ImplicitGraph(points(), Gaussian(0.3), "random_walk")
+        return graph_kernel(graph, Diffusion(1.0), features="positive", num_features=9, walks=Walks(3, sides=1))
+
+
+def dense_adjacency_operator(linear_op):
+    log_degree, residual, *tensors = linear_op._args
+    features = restore(linear_op._kwargs["features"], tensors)
+    graph = features.graph
+    if isinstance(features, PairwiseFeatures):
+        weights = graph.edge.weights(graph.points, graph.points)
+    else:
+        weights = features.node_features @ features.node_features.mT
+    weights = weights + torch.diag(residual)
+    if graph.normalization == "symmetric":
+        root = (-0.5 * log_degree).exp()
+        weights = root.unsqueeze(1) * weights * root
+    if graph.normalization == "random_walk":
+        weights = (-log_degree).exp().unsqueeze(1) * weights
+    return weights.mT if linear_op._kwargs["transposed"] else weights
+
+
+class TestAdjacency(LinearOperatorTestCase, unittest.TestCase):
+    seed = 0
+    should_test_sample = True
+
+    def create_linear_op(self):
+        return adjacency(PairwiseFeatures(ImplicitGraph(points(), Gaussian(0.15))))
+
+    def evaluate_linear_op(self, linear_op):
+        return dense_adjacency_operator(linear_op)
+
+
+class TestRawAdjacency(TestAdjacency):
+    def create_linear_op(self):
+        return adjacency(PairwiseFeatures(ImplicitGraph(points(), Gaussian(0.3), None)))
+
+
+class TestLandmarkAdjacency(TestAdjacency):
+    def create_linear_op(self):
+        graph = ImplicitGraph(points(), Gaussian(0.15))
+        return adjacency(LandmarkFeatures(graph, 4, generator=torch.Generator().manual_seed(0)))
+
+
+class TestRandomWalkAdjacency(RectangularLinearOperatorTestCase, unittest.TestCase):
+    seed = 0
+
+    def create_linear_op(self):
+        graph = ImplicitGraph(points(), Gaussian(0.3), "random_walk")
+        return adjacency(PositiveFeatures(graph, 16, generator=torch.Generator().manual_seed(0)))
+
+    def evaluate_linear_op(self, linear_op):
+        return dense_adjacency_operator(linear_op)
+
+
+class TestSeries(LinearOperatorTestCase, unittest.TestCase):
+    seed = 0
+    should_test_sample = True
+
+    def create_linear_op(self):
+        return graph_kernel(ImplicitGraph(points(), Gaussian(0.3)), Diffusion(1.0), features="pairwise")
+
+    def evaluate_linear_op(self, linear_op):
+        matrix = dense_adjacency_operator(linear_op.adjacency)
+        low, high = linear_op.interval
+        eye = torch.eye(SIZE, dtype=matrix.dtype)
+        mapped = (2 * matrix - (high + low) * eye) / (high - low)
+        before, last = eye, mapped
+        total = linear_op.coefficients[0] * before + linear_op.coefficients[1] * last
+        for coefficient in linear_op.coefficients[2:]:
+            before, last = last, 2 * mapped @ last - before
+            total = total + coefficient * last
+        return total
+
+
+class TestRandomWalkSeries(RectangularLinearOperatorTestCase, unittest.TestCase):
+    seed = 0
+
+    def create_linear_op(self):
+        graph = ImplicitGraph(points(), Gaussian(0.3), "random_walk")
+        return graph_kernel(graph, RandomWalk(3), features="pairwise")
+
+    evaluate_linear_op = TestSeries.evaluate_linear_op
+
+
+class BroadcastSuite(LinearOperatorTestCase):
+    seed = 0
+    """A batch of equal kernels; the suite's product over a batch needs a root of distinct ones, so its Cholesky is used."""
+
+    batch: tuple[int, ...] = ()
+
+    def create_linear_op(self):
+        return TestSeries().create_linear_op()._expand_batch(torch.Size(self.batch))
+
+    def evaluate_linear_op(self, linear_op):
+        return TestSeries().evaluate_linear_op(linear_op.base).expand(*self.batch, SIZE, SIZE)
+
+
+class TestBroadcast(BroadcastSuite, unittest.TestCase):
+    batch = (2,)
+
+
+class TestMultiBroadcast(BroadcastSuite, unittest.TestCase):
+    batch = (3, 2)
+
+
+# Explicit graphs
+
+
+def dense_grf(linear_op):
+    factors = []
+    for values, pattern in linear_op.factors:
+        rows = torch.repeat_interleave(torch.arange(SIZE), pattern.crow.diff())
+        factors.append(torch.zeros(SIZE, SIZE, dtype=values.dtype).index_put((rows, pattern.col), values))
+    return factors[0] @ factors[-1].mT
+
+
+class TestGRF(LinearOperatorTestCase, unittest.TestCase):
+    seed = 0
+    should_test_sample = True
+
+    def create_linear_op(self):
+        matrix = dense_adjacency(ImplicitGraph(cloud(SIZE, 2), Gaussian(0.3)))
+        return grf_kernel(matrix, Diffusion(1.0), walks=20, halting=0.2, dtype=torch.float32)
+
+    def evaluate_linear_op(self, linear_op):
+        return dense_grf(linear_op)
+
+
+class TestIndependentGRF(RectangularLinearOperatorTestCase, unittest.TestCase):
+    seed = 0
+
+    def create_linear_op(self):
+        matrix = dense_adjacency(ImplicitGraph(cloud(SIZE, 2), Gaussian(0.3)))
+        return grf_kernel(matrix, Diffusion(1.0), walks=20, halting=0.2, form="independent", dtype=torch.float32)
+
+    def evaluate_linear_op(self, linear_op):
+        return dense_grf(linear_op)
+
+
+def test_every_suite_operator_matches_its_oracle_to_start_with():
+    for case in (TestVerbWalks, TestAdjacency, TestSeries, TestGRF, TestOneSidedWalks):
+        operator = case().create_linear_op()
+        torch.testing.assert_close(to_dense(operator), case().evaluate_linear_op(operator))
