@@ -1,5 +1,9 @@
+import os
 import sys
 from pathlib import Path
+
+# Idle OpenMP threads spin by default; where others share the cores, that slows everybody by far.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import pytest
 import torch

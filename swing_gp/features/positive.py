@@ -134,11 +134,11 @@ class PositiveFeatures(DenseFeatures):
         return self.log_features(self.graph.points)
 
     def features(self, x: Tensor) -> Tensor:
-        return self.log_features(x).exp()
+        return _exp(self.log_features(x))
 
     @cached_property
     def node_features(self) -> Tensor:
-        return self._node_log_features.exp()
+        return _exp(self._node_log_features)
 
     @cached_property
     def _log_totals(self) -> Tensor:  # (r,)
@@ -149,7 +149,7 @@ class PositiveFeatures(DenseFeatures):
         return torch.logsumexp(log_features + self._log_totals, dim=-1)
 
     def normalized_features(self, log_degree: Tensor) -> Tensor:
-        return (self._node_log_features - 0.5 * log_degree.unsqueeze(-1)).exp()
+        return _exp(self._node_log_features - 0.5 * log_degree.unsqueeze(-1))
 
     def average(self, x: Tensor, log_noise: Tensor) -> Tensor:
         # Every feature averages the nodes it sees, every walker averages the features it sees. Both are free of scale, so
@@ -166,7 +166,12 @@ class PositiveFeatures(DenseFeatures):
     def _shifted(self) -> tuple[Tensor, Tensor]:  # (N, r), (r,)
         """The nodes' features over the largest of their column, and the logarithm of that largest."""
         shift = self._node_log_features.detach().amax(0)
-        return (self._node_log_features - shift).exp(), shift
+        return _exp(self._node_log_features - shift), shift
+
+
+def _exp(logarithm: Tensor) -> Tensor:
+    """The exponential without subnormal numbers: far features are full of them, and they slow products many times."""
+    return torch.nn.functional.threshold(logarithm.exp(), torch.finfo(logarithm.dtype).tiny, 0.0)
 
 
 def _choose(population: int, number: int, generator: torch.Generator) -> Tensor:

@@ -1,0 +1,84 @@
+"""What benchmarks share: a results file that survives interruption, facts about the machine, Markdown tables."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy
+import scipy
+import torch
+
+__all__ = ["ResultsFile", "machine_info", "markdown_table", "write_atomically"]
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write beside the target, then rename: a reader, or an interrupted run, never sees half a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", text=True)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+class ResultsFile:
+    """A JSON document that is written as it grows, at most once in ``interval`` seconds, and on leaving the context."""
+
+    def __init__(self, path: Path, content: dict[str, Any], *, interval: float = 2.0) -> None:
+        self.path, self.content, self.interval = path, content, interval
+        self._written = 0.0
+
+    def append(self, key: str, row: dict[str, Any]) -> None:
+        self.content.setdefault(key, []).append(row)
+        if time.monotonic() - self._written > self.interval:
+            self.save()
+
+    def save(self) -> None:
+        write_atomically(self.path, json.dumps(self.content, indent=1, allow_nan=False) + "\n")
+        self._written = time.monotonic()
+
+    def __enter__(self) -> ResultsFile:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.save()  # after Ctrl-C too
+
+
+def machine_info() -> dict[str, Any]:
+    return {
+        "platform": platform.platform(),
+        "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "load_average": round(os.getloadavg()[0], 1)
+        if hasattr(os, "getloadavg")
+        else None,  # others on the machine spoil times
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "torch_threads": torch.get_num_threads(),
+        "numpy": numpy.__version__,
+        "scipy": scipy.__version__,
+    }
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table, padded so that it reads as plain text too; numbers to the right."""
+    widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
+
+    def line(cells: Sequence[str]) -> str:
+        first, *rest = (
+            cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(cells, widths, strict=True))
+        )
+        return "| " + " | ".join([first, *rest]) + " |"
+
+    rule = "|" + "|".join(("-" * (w + 2)) if i == 0 else ("-" * (w + 1) + ":") for i, w in enumerate(widths)) + "|"
+    return "\n".join([line(header), rule, *(line(row) for row in rows)])
