@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,13 +20,12 @@ __all__ = ["ResultsFile", "machine_info", "markdown_table", "write_atomically"]
 def write_atomically(path: Path, text: str) -> None:
     """Write beside the target, then rename: a reader, or an interrupted run, never sees half a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", text=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(name, path)
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
