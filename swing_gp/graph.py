@@ -23,13 +23,19 @@ __all__ = ["NORMALIZATIONS", "ImplicitGraph", "row_chunks"]
 
 NORMALIZATIONS = ("symmetric", "random_walk", None)
 
-# Entries of one block of a chunked pairwise computation: 2^22 float64 entries are 32 MB, whatever N is.
-CHUNK_ENTRIES = 2**22
+# One block of a chunked computation, whatever N is. It lies above 32 MB, where glibc stops serving blocks from the heap: just
+# below, blocks that come and go between small tensors that stay leave holes no later block fits, and memory grows and grows.
+CHUNK_BYTES = 36 * 2**20
 
 
-def row_chunks(num_rows: int, num_columns: int) -> Iterator[slice]:
+def chunk_entries(dtype: torch.dtype = torch.float64) -> int:
+    """The number of entries of one block."""
+    return CHUNK_BYTES // dtype.itemsize
+
+
+def row_chunks(num_rows: int, num_columns: int, dtype: torch.dtype = torch.float64) -> Iterator[slice]:
     """Slices of the rows, each small enough that rows x columns stays within one block of memory."""
-    step = max(1, CHUNK_ENTRIES // max(1, num_columns))
+    step = max(1, chunk_entries(dtype) // max(1, num_columns))
     for start in range(0, num_rows, step):
         yield slice(start, min(start + step, num_rows))
 

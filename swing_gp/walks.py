@@ -24,7 +24,7 @@ from torch import Tensor
 
 from swing_gp.edges import EdgeFunction
 from swing_gp.features.protocol import DenseFeatures, FeatureMap
-from swing_gp.graph import CHUNK_ENTRIES
+from swing_gp.graph import chunk_entries
 from swing_gp.series import Series
 from swing_gp.validation import check_choice, check_count, check_interval
 
@@ -131,7 +131,7 @@ def space_walks(features: FeatureMap, series: Series, walks: Walks, *, generator
     :param tol: what may remain of the series beyond the fixed horizon.
     """
     graph = features.graph
-    log_degree = features.log_degree()
+    log_degree = _log_degree(features)
     bound = 1.0 if graph.normalization else math.exp(float(log_degree.detach().max()))
     lengths = _lengths(series, walks, generator, tol, bound)
     number = 1 + max(1, *lengths)
@@ -144,7 +144,7 @@ def space_walks(features: FeatureMap, series: Series, walks: Walks, *, generator
         share = lengths[index :: walks.groups]
         if index > 0:
             features = features.redraw(graph.edge, generator)
-            log_degree = features.log_degree()
+            log_degree = _log_degree(features)
         group, loop = _walk_group(features, log_degree, coefficients, share, walks, generator)
         groups.append(group)
         loops.append(loop)
@@ -190,7 +190,7 @@ def _walk_group(
         loop = None if residual is None else weights[0].squeeze(0) * residual
 
     # Small graphs walk many walks at once; walks of a batch end from the back, so that the living ones are a prefix.
-    size = max(1, CHUNK_ENTRIES // graph.num_nodes**2)
+    size = max(1, chunk_entries(graph.points.dtype) // graph.num_nodes**2)
     ordered = sorted(lengths, reverse=True)
     for batch in (ordered[start : start + size] for start in range(0, len(ordered), size)):
         x = graph.points.expand(len(batch), -1, -1)  # (B, N, d)
@@ -201,14 +201,14 @@ def _walk_group(
             x, log_load, here = x[:alive], log_load[:alive], here[:alive]
             if walks.deposit == "lookahead" and step > 1:
                 # (P v)(x) at the walker: the walk that would step from here, averaged over its step.
-                here = features.log_degree(x.flatten(0, 1)).view_as(log_load)
+                here = _log_degree(features, x.flatten(0, 1)).view_as(log_load)
                 positions.append(x)
                 weights.append(coefficients[step] / walks.number * (log_load if raw else -here).exp())
             if walks.deposit == "lookahead" and step == batch[0]:
                 break
             if raw:
                 if walks.deposit == "spread" and step > 1:
-                    here = features.log_degree(x.flatten(0, 1)).view_as(log_load)
+                    here = _log_degree(features, x.flatten(0, 1)).view_as(log_load)
                 log_load = log_load + here
             x = moves.average(x, _log_noise(walks, log_load.shape, generator).to(x))
             if walks.deposit == "spread":
@@ -225,10 +225,16 @@ def _walk_group(
     frozen = torch.cat(weights) * row
     if not bool(torch.isfinite(frozen.detach()).all()):
         raise ValueError(
-            "A walker ended where no node is in reach, so its deposit cannot be normalised: use a wider spread_edge, "
-            "deposit='lookahead', or normalization='symmetric' where loads overflow."
+            "A deposit cannot be normalised: a walker ended where the spread_edge reaches no node, or the loads of raw weights "
+            "overflow. Use a wider spread_edge, more features, deposit='lookahead', or normalization='symmetric'."
         )
     return WalkGroup(deposits, torch.cat(positions), frozen, column), loop
+
+
+def _log_degree(features: FeatureMap, x: Tensor | None = None) -> Tensor:
+    """Logarithms of degrees, kept where their inverses are finite: a walker that no feature sees deposits nothing."""
+    log_degree = features.log_degree(x)
+    return log_degree.clamp_min(-0.45 * math.log(torch.finfo(log_degree.dtype).max))
 
 
 def _log_noise(walks: Walks, shape: torch.Size, generator: torch.Generator) -> Tensor:

@@ -206,7 +206,7 @@ ROUTES = {
     "pairwise": {"features": "pairwise"},
     "factored walks": {"features": "positive", "num_features": 64, "walks": Walks(2)},
     "redrawn walks": {"features": "positive", "num_features": 64, "walks": Walks(2, groups=2)},
-    "pairwise walks": {"features": "pairwise", "walks": Walks(1)},
+    "pairwise walks": {"features": "pairwise", "walks": Walks(1), "tol": 0.1},
 }
 
 
@@ -230,10 +230,10 @@ def everything(number, options):
 
 @pytest.mark.parametrize("route", ROUTES)
 def test_nothing_of_size_n_squared_is_allocated(route):
-    number = 5000
+    number = 7000
     with LargestTensor() as largest:
         everything(number, ROUTES[route])
-    assert largest.numel < number**2 / 4
+    assert largest.numel < number**2 / 4  # one block of a chunked product is a fifth of it
 
 
 def test_the_detector_sees_a_dense_matrix():

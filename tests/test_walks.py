@@ -1,6 +1,9 @@
 """The walks are what they claim to be: unbiased, biased where the paper's reading is, and better than GRF."""
 
 import math
+import subprocess
+import sys
+import textwrap
 
 import pytest
 import torch
@@ -293,10 +296,29 @@ def test_the_operator_is_frozen():
     assert torch.equal(operator @ v, operator @ v)
 
 
+def test_walkers_that_no_feature_sees_do_no_harm_in_single_precision():
+    # Few features in a wide box: far from all centres a degree underflows float32, and its inverse would overflow.
+    graph = ImplicitGraph(paper_cloud(4000, dtype=torch.float32), Gaussian(1.0))
+    operator = graph_kernel(graph, Diffusion(0.5), features="positive", num_features=32, walks=Walks(2))
+    assert torch.isfinite(operator @ torch.ones(4000)).all()
+
+
+def test_memory_of_many_walks_is_what_they_store():
+    script = """
+        import resource, torch
+        from swing_gp import Gaussian, ImplicitGraph, RegularizedLaplacian, Walks, graph_kernel
+        graph = ImplicitGraph(10 * torch.rand(1000, 3, generator=torch.Generator().manual_seed(0)).double(), Gaussian(1.0))
+        graph_kernel(graph, RegularizedLaplacian(0.5, 2.0), features="pairwise", walks=Walks(60, sides=1))
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
+    """
+    result = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True)
+    assert float(result.stdout) < 1.2
+
+
 def test_a_deposit_out_of_reach_is_refused():
     graph = ImplicitGraph(paper_cloud(30), Gaussian(1.0))
     walks = Walks(4, temperature=1.0, deposit="spread", spread_edge=Gaussian(0.005))
-    with pytest.raises(ValueError, match="use a wider spread_edge"):
+    with pytest.raises(ValueError, match="Use a wider spread_edge"):
         graph_kernel(graph, Diffusion(1.0), features="pairwise", walks=walks)
 
 

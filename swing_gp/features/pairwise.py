@@ -39,7 +39,7 @@ class PairwiseFeatures(FeatureMap):
     def evaluate_adjoint(self, x: Tensor | None, values: Tensor) -> Tensor:
         x = self.graph.points if x is None else x
         block = _recomputed(lambda rows, edge, p, v: edge.weights(rows, p).mT @ v, self.graph)
-        chunks = row_chunks(x.shape[0], self.graph.num_nodes)
+        chunks = row_chunks(x.shape[0], self.graph.num_nodes, x.dtype)
         parts = (block(x[rows], values[rows]) for rows in chunks)
         total = next(parts)
         for part in parts:
@@ -54,13 +54,13 @@ class PairwiseFeatures(FeatureMap):
             return torch.softmax(edge.log_weights(rows, p) + noise.unsqueeze(-2), dim=-1) @ p
 
         block = _recomputed(move, self.graph)
-        chunks = row_chunks(x.shape[-2], len(x) * self.graph.num_nodes)
+        chunks = row_chunks(x.shape[-2], len(x) * self.graph.num_nodes, x.dtype)
         return torch.cat([block(x[:, rows], log_noise) for rows in chunks], dim=-2)
 
     def _by_rows(self, x: Tensor | None, function: Callable[..., Tensor], *others: Tensor) -> Tensor:
         x = self.graph.points if x is None else x
         block = _recomputed(function, self.graph)
-        return torch.cat([block(x[rows], *others) for rows in row_chunks(x.shape[0], self.graph.num_nodes)])
+        return torch.cat([block(x[rows], *others) for rows in row_chunks(x.shape[0], self.graph.num_nodes, x.dtype)])
 
 
 def _recomputed(function: Callable[..., Tensor], graph: ImplicitGraph) -> Callable[..., Tensor]:

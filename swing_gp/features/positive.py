@@ -100,7 +100,9 @@ class PositiveFeatures(DenseFeatures):
         number, dim = self._normals.shape
         if self._parents is not None:
             centers = nodes[self._parents] + self.jitter * self._normals
-            log_density = torch.cat([self._mixture(centers[rows], nodes) for rows in row_chunks(number, len(nodes))])
+            log_density = torch.cat(
+                [self._mixture(centers[rows], nodes) for rows in row_chunks(number, len(nodes), nodes.dtype)]
+            )
         else:
             origin = nodes.mean(0)
             variance = nodes.new_ones(())
