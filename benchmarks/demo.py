@@ -51,7 +51,7 @@ def main() -> None:
     points, t = knotted_tube(arguments.nodes, generator)
     graph = ImplicitGraph(points, Gaussian(0.3))
     start = time.perf_counter()
-    kernel = graph_kernel(graph, Diffusion(50.0))
+    kernel = graph_kernel(graph, Diffusion(50.0), features="landmarks")
     built = time.perf_counter()
     kernel @ torch.ones(len(points), dtype=torch.float64)
     multiplied = time.perf_counter()

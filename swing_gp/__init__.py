@@ -4,13 +4,18 @@ A user has points and a rule for how strongly two points are linked. swing_gp gi
 ``linear_operator.LinearOperator``, at a cost linear in the number of points; the graph itself is never stored.
 """
 
+from swing_gp.choice import Choice
+from swing_gp.edge_families import Ball, SpectralEdge
 from swing_gp.edges import EdgeFunction, Gaussian, Laplace
 from swing_gp.features import (
     AccuracyWarning,
     DenseFeatures,
     FeatureMap,
     FourierFeatures,
+    FourierGrid,
+    GridFeatures,
     LandmarkFeatures,
+    NeighborFeatures,
     PairwiseFeatures,
     PositiveFeatures,
 )
@@ -20,6 +25,7 @@ from swing_gp.operators.adjacency import AdjacencyLinearOperator, adjacency
 from swing_gp.operators.diagnostics import ErrorEstimate
 from swing_gp.operators.graph_kernel import FeatureKernelLinearOperator, SeriesLinearOperator
 from swing_gp.operators.grf import GRFLinearOperator, grf_kernel
+from swing_gp.operators.grid_kernel import GridKernelLinearOperator
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 from swing_gp.operators.matrix_free import to_scipy
 from swing_gp.operators.swing import SwingLinearOperator
@@ -39,6 +45,8 @@ __version__ = "0.1.0"
 __all__ = [
     "AccuracyWarning",
     "AdjacencyLinearOperator",
+    "Ball",
+    "Choice",
     "DenseFeatures",
     "Diffusion",
     "EdgeFunction",
@@ -46,14 +54,18 @@ __all__ = [
     "FeatureKernelLinearOperator",
     "FeatureMap",
     "FourierFeatures",
+    "FourierGrid",
     "GRFLinearOperator",
     "Gaussian",
+    "GridFeatures",
+    "GridKernelLinearOperator",
     "ImplicitGraph",
     "InverseCosine",
     "LandmarkFeatures",
     "Laplace",
     "LowRankPlusDiagonal",
     "Matern",
+    "NeighborFeatures",
     "PairwiseFeatures",
     "PositiveFeatures",
     "PowerSeries",
@@ -61,6 +73,7 @@ __all__ = [
     "RegularizedLaplacian",
     "Series",
     "SeriesLinearOperator",
+    "SpectralEdge",
     "SwingLinearOperator",
     "Walks",
     "adjacency",

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 
+import scipy.special
 import torch
 from torch import Tensor
 
@@ -35,6 +36,8 @@ class EdgeFunction(ABC):
 
     #: W is positive semi-definite for every point set, so the spectrum of the normalised graph lies in [0, 1].
     positive_definite = True
+    #: The norm of the scaled difference that f depends on.
+    norm = 2.0
 
     def __init__(self, lengthscale: float | Tensor) -> None:
         self.lengthscale = as_parameter("lengthscale", lengthscale, vector=True)
@@ -59,7 +62,10 @@ class EdgeFunction(ABC):
 
     def __call__(self, difference: Tensor) -> Tensor:  # (..., d) -> (...)
         """The weight of an edge between two points that differ by ``difference``."""
-        return self.log_profile(self.scaled(difference).norm(dim=-1)).exp()
+        return self.log_weight(difference).exp()
+
+    def log_weight(self, difference: Tensor) -> Tensor:  # (..., d) -> (...)
+        return self.log_profile(self.scaled(difference).norm(p=self.norm, dim=-1))
 
     def log_weights(self, x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)
         """Logarithms of the weights between all pairs of two point sets."""
@@ -82,6 +88,21 @@ class EdgeFunction(ABC):
     @abstractmethod
     def spectral_density(self, frequency: Tensor) -> Tensor:  # (..., d) -> (...)
         """The spectral density at angular frequencies."""
+
+    @abstractmethod
+    def reach(self, eps: float) -> float:
+        """The distance, in lengthscales, beyond which |f| stays below ``eps``."""
+
+    @abstractmethod
+    def band(self, eps: float, dim: int) -> float:
+        """The frequency, in inverse lengthscales, beyond which the share ``eps``^2 of the integral of S^2 is left.
+
+        By Parseval, leaving out what lies beyond costs a relative root-mean-square error of ``eps``.
+        """
+
+    @abstractmethod
+    def cutoff(self, eps: float, dim: int) -> float:
+        """The distance, in lengthscales, beyond which the share ``eps`` of the integral of f over R^dim is left."""
 
     @abstractmethod
     def sample_frequencies(
@@ -118,6 +139,15 @@ class Gaussian(EdgeFunction):
     def sample_frequencies(self, number: int, dim: int, *, generator: torch.Generator, ensemble: str = "orthogonal") -> Tensor:
         return gaussian_ensemble(number, dim, ensemble=ensemble, generator=generator)
 
+    def reach(self, eps: float) -> float:
+        return math.sqrt(2 * math.log(1 / eps))
+
+    def band(self, eps: float, dim: int) -> float:
+        return math.sqrt(scipy.special.gammainccinv(dim / 2, eps**2))
+
+    def cutoff(self, eps: float, dim: int) -> float:
+        return math.sqrt(2 * scipy.special.gammainccinv(dim / 2, eps))
+
 
 class Laplace(EdgeFunction):
     r""":math:`f(z) = \exp(-|z/\ell|_2)`, with a kink at the origin and a Cauchy spectral density.
@@ -143,3 +173,14 @@ class Laplace(EdgeFunction):
         normal = gaussian_ensemble(number, dim, ensemble=ensemble, generator=generator)
         divisor = torch.randn(number, 1, dtype=torch.float64, generator=generator, device=generator.device)
         return normal / divisor.abs().to(normal.device)
+
+    def reach(self, eps: float) -> float:
+        return math.log(1 / eps)
+
+    def band(self, eps: float, dim: int) -> float:
+        # S^2 falls like (1 + |omega|^2)^-(dim + 1): a beta law in |omega|^2 / (1 + |omega|^2).
+        beta = scipy.special.betainccinv(dim / 2, dim / 2 + 1, eps**2)
+        return math.sqrt(beta / (1 - beta))
+
+    def cutoff(self, eps: float, dim: int) -> float:
+        return float(scipy.special.gammainccinv(dim, eps))

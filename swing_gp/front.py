@@ -5,10 +5,20 @@ from __future__ import annotations
 import torch
 from linear_operator.operators import LinearOperator
 
+from swing_gp.choice import Choice, choose_features
 from swing_gp.edges import Gaussian
-from swing_gp.features import FeatureMap, FourierFeatures, LandmarkFeatures, PairwiseFeatures, PositiveFeatures
+from swing_gp.features import (
+    FeatureMap,
+    FourierFeatures,
+    FourierGrid,
+    LandmarkFeatures,
+    NeighborFeatures,
+    PairwiseFeatures,
+    PositiveFeatures,
+)
 from swing_gp.graph import ImplicitGraph
 from swing_gp.operators.graph_kernel import collapsed_kernel
+from swing_gp.operators.grid_kernel import grid_kernel
 from swing_gp.operators.swing import swing_kernel
 from swing_gp.series import Series
 from swing_gp.validation import as_generator, check_choice, check_interval
@@ -16,7 +26,9 @@ from swing_gp.walks import Walks
 
 __all__ = ["graph_kernel", "make_features"]
 
-FEATURES = ("auto", "landmarks", "positive", "fourier", "pairwise")
+FEATURES = ("auto", "neighbors", "grid", "landmarks", "positive", "fourier", "pairwise")
+# A grid of at most this many modes is used through the closed forms.
+DENSE_GRID = 512
 
 
 def graph_kernel(
@@ -33,12 +45,14 @@ def graph_kernel(
 
     :param graph: the graph; its ``normalization`` says which matrix A is.
     :param series: the kernel, for instance ``Diffusion(2.0)``.
-    :param features: how the edge function is linearised: ``"landmarks"`` (the default of ``"auto"``), ``"positive"`` (the
-        paper's; the default of ``"auto"`` for walks on a Gaussian graph), ``"fourier"``, ``"pairwise"`` (exact, O(N^2) time
-        a product), or a feature map of this graph.
+    :param features: how the edge function is linearised. ``"auto"`` takes the cheapest of ``"neighbors"`` (a sparse list of
+        the weights above a cut-off, where each node has few), ``"grid"`` (a Fourier grid, up to three dimensions) and
+        ``"landmarks"`` that meets ``tol``, and says so in ``operator.info``; for walks it takes ``"positive"``, the paper's
+        features. ``"fourier"`` are random frequencies, ``"pairwise"`` is exact at O(N^2) time a product. Or a feature map
+        of this graph.
     :param walks: None for the collapsed kernel, the exact expectation over all walks; a :class:`Walks` for the estimator of
         the paper.
-    :param tol: accuracy to aim for: the mean residual of landmarks, the truncation of the series.
+    :param tol: relative error to aim for; 1e-6 for float64 points and 1e-4 for float32 ones where a route needs one.
     :param num_features: the number of features; for landmarks the most to take (512 by default).
     :param seed: an int or a ``torch.Generator``; one seed, one operator.
 
@@ -65,10 +79,33 @@ def graph_kernel(
     generator = as_generator(seed)
     if features == "auto" and walks is not None:
         features = "positive" if isinstance(graph.edge, Gaussian) else "pairwise"
-    chosen = make_features(graph, features, tol=tol, num_features=num_features, generator=generator)
-    if walks is None:
-        return collapsed_kernel(chosen, series, tol)
-    return swing_kernel(chosen, series, walks, generator=generator, tol=1e-4 if tol is None else tol)
+    info = None
+    if features == "auto":
+        chosen, info = choose_features(
+            graph, _default_tol(graph) if tol is None else tol, num_features=num_features, generator=generator
+        )
+    else:
+        chosen = make_features(graph, features, tol=tol, num_features=num_features, generator=generator)
+    if walks is not None:
+        operator = swing_kernel(chosen, series, walks, generator=generator, tol=1e-4 if tol is None else tol)
+    elif isinstance(chosen, FourierGrid):
+        operator = _on_grid(chosen, series)
+    else:
+        operator = collapsed_kernel(chosen, series, tol)
+    operator.info = info or Choice(type(chosen).__name__, "asked for by name", _default_tol(graph) if tol is None else tol)
+    return operator
+
+
+def _on_grid(grid: FourierGrid, series: Series) -> LinearOperator:
+    """Small grids are features like any other, with closed forms; large ones multiply by FFTs."""
+    closed = grid.graph.edge.positive_definite and grid.graph.normalization != "random_walk"
+    if closed and grid.num_modes <= DENSE_GRID:
+        return collapsed_kernel(grid.dense(), series)
+    return grid_kernel(grid, series)
+
+
+def _default_tol(graph: ImplicitGraph) -> float:
+    return 1e-6 if graph.points.dtype == torch.float64 else 1e-4
 
 
 def make_features(
@@ -91,6 +128,11 @@ def make_features(
         if num_features is not None:
             raise ValueError("num_features has no meaning for features='pairwise', which is exact; leave it out.")
         return PairwiseFeatures(graph)
+    if features in ("grid", "neighbors"):
+        if num_features is not None:
+            raise ValueError(f"num_features has no meaning for features={features!r}, which follows tol; leave it out.")
+        kind = FourierGrid if features == "grid" else NeighborFeatures
+        return kind(graph, _default_tol(graph) if tol is None else tol)
     number = 512 if num_features is None else num_features
     if features == "positive":
         return PositiveFeatures(graph, number, generator=generator)

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import numpy as np
 import scipy.linalg
@@ -142,20 +143,26 @@ class Series(ABC):
         """The degree of the modulation where it is a polynomial, else None."""
         return 0 if self.degree == 0 else None
 
-    def chebyshev(self, interval: tuple[float, float], tol: float) -> Tensor:
+    def chebyshev(
+        self, interval: tuple[float, float], tol: float, function: Callable[[Tensor], Tensor] | None = None
+    ) -> Tensor:
         """Chebyshev coefficients of g on an interval, as many as ``tol`` (relative to the largest) asks for.
 
         They are a linear image of values of g, so gradients reach the parameters of the series.
+
+        :param function: expand this function of the eigenvalues instead of g.
         """
         low, high = interval
-        number = 16 if self.degree is None else self.degree + 1
+        exact = function is None and self.degree is not None
+        function = self if function is None else function
+        number = 1 + self.degree if exact else 16  # type: ignore[operator]
         while True:
             angles = (torch.arange(number, dtype=torch.float64) + 0.5) * (math.pi / number)
-            values = self(0.5 * (high - low) * angles.cos() + 0.5 * (high + low))
+            values = function(0.5 * (high - low) * angles.cos() + 0.5 * (high + low))
             transform = torch.cos(torch.outer(torch.arange(number, dtype=torch.float64), angles)) * (2 / number)
             coefficients = transform @ values
             coefficients = torch.cat([coefficients[:1] / 2, coefficients[1:]])
-            if self.degree is not None:
+            if exact:
                 return coefficients
             size = coefficients.detach().abs()
             # Coefficients are rounding error below about 1e-14 of the largest.

@@ -2,7 +2,7 @@ import os
 import sys
 from pathlib import Path
 
-# Idle OpenMP threads spin by default; where others share the cores, that slows everybody by far.
+# torch and finufft each bring an OpenMP runtime whose idle threads spin; on two shared cores that slows both by far.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import pytest

@@ -40,6 +40,9 @@ TIGHT = ImplicitGraph(cloud(40, 2), Gaussian(0.1))
 
 def test_defaults_are_the_accurate_ones():
     operator = graph_kernel(GRAPH, Diffusion(1.0))
+    assert operator.info.method in ("landmarks", "grid", "neighbors")
+    assert operator.estimate_error().kernel < 1e-5
+    operator = graph_kernel(GRAPH, Diffusion(1.0), features="landmarks")
     assert isinstance(operator, FeatureKernelLinearOperator)
     assert isinstance(operator.features, LandmarkFeatures)
     assert operator.estimate_error().kernel < 1e-8
@@ -155,7 +158,7 @@ def test_raw_walks_refuse_series_they_would_make_diverge():
 
 def test_a_series_that_is_negative_somewhere_is_no_covariance():
     with pytest.raises(ValueError, match="is negative on part of this graph's spectrum"):
-        graph_kernel(GRAPH, PowerSeries([0.5, -1.0]))
+        graph_kernel(GRAPH, PowerSeries([0.5, -1.0]), features="landmarks")
     # but P itself is no covariance anyway, so only convergence is asked of it
     graph_kernel(ImplicitGraph(GRAPH.points, GRAPH.edge, "random_walk"), PowerSeries([0.5, -1.0]), features="pairwise")
 
@@ -168,7 +171,7 @@ def test_mismatched_right_hand_sides_are_refused():
 
 
 def test_scipy_solves_with_our_operators():
-    operator = graph_kernel(GRAPH, Diffusion(1.0))
+    operator = graph_kernel(GRAPH, Diffusion(1.0), features="landmarks")
     b = np.random.default_rng(0).standard_normal(40)
     x, info = scipy.sparse.linalg.cg(operator.to_scipy(), b, rtol=1e-10)
     assert info == 0
@@ -200,7 +203,9 @@ class LargestTensor(TorchDispatchMode):
 
 
 ROUTES = {
-    "landmarks": {"num_features": 64},
+    "auto": {},
+    "landmarks": {"features": "landmarks", "num_features": 64},
+    "grid": {"features": "grid"},
     "positive": {"features": "positive", "num_features": 64},
     "fourier": {"features": "fourier", "num_features": 512},
     "pairwise": {"features": "pairwise"},
@@ -238,7 +243,9 @@ def test_nothing_of_size_n_squared_is_allocated(route):
 
 def test_the_detector_sees_a_dense_matrix():
     with LargestTensor() as largest:
-        graph_kernel(ImplicitGraph(cloud(600, 2), Gaussian(0.3)), Diffusion(1.0), num_features=16).to_dense()
+        graph_kernel(
+            ImplicitGraph(cloud(600, 2), Gaussian(0.3)), Diffusion(1.0), features="landmarks", num_features=16
+        ).to_dense()
     assert largest.numel >= 600**2
 
 
@@ -249,8 +256,9 @@ def test_peak_memory_at_200000_nodes():
         from swing_gp import Diffusion, Gaussian, ImplicitGraph, Walks, graph_kernel
         points = torch.rand(200_000, 3, generator=torch.Generator().manual_seed(0))
         graph = ImplicitGraph(points, Gaussian(0.3))
-        for options in ({"num_features": 256}, {"num_features": 256, "walks": Walks(8, temperature=0.5)}):
-            K = graph_kernel(graph, Diffusion(0.3), tol=0.03 if "walks" in options else None, **options)
+        walks = Walks(8, temperature=0.5)
+        for options in ({"features": "landmarks"}, {"features": "positive", "walks": walks, "tol": 0.03}):
+            K = graph_kernel(graph, Diffusion(0.3), num_features=256, **options)
             assert torch.isfinite(K @ torch.ones(200_000, 1)).all()
             del K
         print(json.dumps(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20))

@@ -17,7 +17,7 @@ def kernel(number=60, **options):
 
 
 KERNELS = {
-    "landmarks": lambda: kernel(num_features=12),
+    "landmarks": lambda: kernel(features="landmarks", num_features=12),
     "positive": lambda: kernel(features="positive", num_features=30),
     "walks": lambda: kernel(features="positive", num_features=30, walks=Walks(4)),
 }
@@ -114,8 +114,8 @@ def test_a_vanishing_diagonal_still_has_a_root():
 def test_float32_factors_solve_with_float64_cores():
     points = torch.rand(3000, 3, generator=generator(), dtype=torch.float64)
     y = torch.randn(3000, 1, generator=generator(1), dtype=torch.float64)
-    exact = graph_kernel(ImplicitGraph(points, Gaussian(0.3)), Diffusion(20.0), num_features=200)
-    single = graph_kernel(ImplicitGraph(points.float(), Gaussian(0.3)), Diffusion(20.0), num_features=200)
+    exact = graph_kernel(ImplicitGraph(points, Gaussian(0.3)), Diffusion(20.0), features="landmarks", num_features=200)
+    single = graph_kernel(ImplicitGraph(points.float(), Gaussian(0.3)), Diffusion(20.0), features="landmarks", num_features=200)
     noise = torch.tensor(1e-3)
     truth = exact.add_diagonal(noise.double()).inv_quad_logdet(y, logdet=True)
     ours = single.add_diagonal(noise).inv_quad_logdet(y.float(), logdet=True)

@@ -110,7 +110,7 @@ class TestCollapsedPositive(KernelSuite, unittest.TestCase):
 
 class TestCollapsedLandmarks(KernelSuite, unittest.TestCase):
     def create_linear_op(self):
-        return graph_kernel(ImplicitGraph(points(), Gaussian(0.3)), Diffusion(1.0), num_features=4)
+        return graph_kernel(ImplicitGraph(points(), Gaussian(0.3)), Diffusion(1.0), features="landmarks", num_features=4)
 
 
 class TestCollapsedFourier(KernelSuite, unittest.TestCase):

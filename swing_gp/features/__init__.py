@@ -1,7 +1,9 @@
 """Feature maps: how an edge function is linearised. See :mod:`swing_gp.features.protocol` for the two verbs."""
 
 from swing_gp.features.fourier import FourierFeatures
+from swing_gp.features.grid import FourierGrid, GridFeatures
 from swing_gp.features.landmarks import AccuracyWarning, LandmarkFeatures
+from swing_gp.features.neighbors import NeighborFeatures
 from swing_gp.features.pairwise import PairwiseFeatures
 from swing_gp.features.positive import PositiveFeatures
 from swing_gp.features.protocol import DenseFeatures, FeatureMap
@@ -11,7 +13,10 @@ __all__ = [
     "DenseFeatures",
     "FeatureMap",
     "FourierFeatures",
+    "FourierGrid",
+    "GridFeatures",
     "LandmarkFeatures",
+    "NeighborFeatures",
     "PairwiseFeatures",
     "PositiveFeatures",
 ]

@@ -36,6 +36,17 @@ class SparsePattern:
         indices = (matrix.indptr, matrix.indices, flipped.indptr, flipped.indices, flipped.data)
         return cls((rows, columns), *(torch.from_numpy(np.asarray(index, dtype=np.int64)) for index in indices))
 
+    def rows(self) -> Tensor:
+        """The row of every entry."""
+        return torch.repeat_interleave(torch.arange(self.shape[0]), self.crow.diff())
+
+    def log_sum(self, log_values: Tensor) -> Tensor:  # (entries,) -> (rows,)
+        """Logarithms of the row sums of exponentials; every row has an entry."""
+        rows = self.rows().to(log_values.device)
+        like = torch.empty(self.shape[0], dtype=log_values.dtype, device=log_values.device)
+        largest = torch.full_like(like, -torch.inf).scatter_reduce(0, rows, log_values.detach(), "amax")
+        return torch.zeros_like(like).index_add(0, rows, (log_values - largest[rows]).exp()).log() + largest
+
     def matmul(self, values: Tensor, rhs: Tensor) -> Tensor:
         device = values.device
         return _csr(self.crow.to(device), self.col.to(device), values, self.shape) @ rhs

@@ -1,0 +1,222 @@
+r"""The Fourier grid: equispaced frequencies, at an error the user names, for d = 1, 2, 3.
+
+The trapezoidal rule for :math:`f(z) = \int S(\omega) e^{i \omega \cdot z} d\omega` on frequencies :math:`h m` is the edge
+function made periodic with period :math:`2\pi/h`. Two errors are held below the tolerance: the periodic images (the period
+exceeds the box of the points by the reach of f) and the frequencies left out (by Parseval, what is left of :math:`S^2`
+beyond the band); exact rows of W have the last word. The verbs are one type-1 and one type-2 non-uniform FFT, O(N + M log M).
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from swing_gp.edges import EdgeFunction
+from swing_gp.features.landmarks import AccuracyWarning
+from swing_gp.features.protocol import DenseFeatures, FeatureMap
+from swing_gp.graph import ImplicitGraph
+from swing_gp.nufft import PointTransform
+from swing_gp.validation import check_interval
+
+__all__ = ["FourierGrid", "GridFeatures"]
+
+# Modes of a grid: at 2^22 (160 per axis in 3-D) a padded transform takes about half a gigabyte.
+MAX_MODES = 2**22
+# The exact block of W that a grid is checked against, and how often it may grow to meet it.
+SAMPLE, SAMPLE_COLUMNS = 8, 4096
+MAX_WIDENINGS = 12
+
+
+class FourierGrid(FeatureMap):
+    r"""Equispaced frequencies on a graph in one, two or three dimensions, on the CPU.
+
+    Gradients reach the edge parameters, not the points. The grid itself (spacing, number of modes) is fixed by the graph it
+    was made for.
+
+    :param tol: the relative error of products with W (and of degrees) to aim for.
+    :param max_modes: refuse grids with more modes than this.
+    """
+
+    def __init__(self, graph: ImplicitGraph, tol: float = 1e-6, *, max_modes: int = MAX_MODES) -> None:
+        self.tol, self.max_modes = check_interval("tol", tol, 0, 1), max_modes
+        if graph.dim > 3:
+            raise ValueError(
+                f"FourierGrid takes points in 1, 2 or 3 dimensions, got {graph.dim}: its modes grow as their power. Use "
+                "features='landmarks'."
+            )
+        if graph.points.requires_grad:
+            raise ValueError(
+                "FourierGrid is not differentiable in the points; detach them, or use features='landmarks', which is."
+            )
+        if graph.points.device.type != "cpu":
+            raise ValueError(f"FourierGrid runs on the CPU, the points are on {graph.points.device}: use points.cpu().")
+        self.graph = graph
+        low, high = graph.points.amin(0).double(), graph.points.amax(0).double()
+        self._center = 0.5 * (low + high)
+        lengthscale = graph.edge.lengthscale.detach().double().cpu().expand(graph.dim)
+        self._spacing = 2 * math.pi / (high - low + graph.edge.reach(tol) * lengthscale)
+        band = graph.edge.band(tol, graph.dim) / lengthscale
+        # The band is right for points that fill the box; where exact rows of W say otherwise, it is widened.
+        for _ in range(MAX_WIDENINGS):
+            self._set_band(band)
+            self.row_error = self._sampled_row_error()
+            if self.row_error <= tol:
+                break
+            band = 1.2 * band
+        if self.row_error > tol:
+            warnings.warn(
+                f"The Fourier grid of {self.num_modes} modes has an error of {self.row_error:.1g} on sampled rows of W, above "
+                f"tol={tol:g}: the edge function is not smooth. Use features='landmarks' or 'neighbors', or a larger tol.",
+                AccuracyWarning,
+                stacklevel=2,
+            )
+
+    def _set_band(self, band: Tensor) -> None:
+        widths = (band / self._spacing).ceil()
+        count = float((2 * widths + 1).prod())
+        if not count <= self.max_modes:
+            raise ValueError(
+                f"The Fourier grid needs {count:.2g} modes for tol={self.tol:g} (the limit is {self.max_modes:.2g}): the "
+                "lengthscale is short beside the box, or the edge function is not smooth. Use features='neighbors' for "
+                "lengthscales near the point spacing, 'landmarks' otherwise, or a larger tol."
+            )
+        self.half_widths = tuple(int(width) for width in widths)
+        for name in ("nodes", "frequencies", "mode_weights"):
+            self.__dict__.pop(name, None)
+
+    @torch.no_grad()
+    def _sampled_row_error(self) -> float:
+        """The relative error of a block of W: of a product with a random vector, that is."""
+        order = torch.randperm(self.graph.num_nodes, generator=torch.Generator().manual_seed(0))
+        rows, columns = self.graph.points[order[:SAMPLE]], self.graph.points[order[:SAMPLE_COLUMNS]]
+        unit = torch.eye(len(rows), dtype=rows.dtype)
+        modes = self.transform(rows).to_modes(unit)
+        ours = self.transform(columns).to_points(self.fold * self.mode_weights * modes).mT
+        exact = self.graph.edge.weights(rows, columns)
+        for name in ("frequencies", "mode_weights"):
+            self.__dict__.pop(name, None)  # made without gradients here
+        return float((ours - exact).norm() / exact.norm())
+
+    def __repr__(self) -> str:
+        return f"FourierGrid(modes={self.num_modes}, tol={self.tol:g})"
+
+    @property
+    def num_modes(self) -> int:
+        return math.prod(2 * m + 1 for m in self.half_widths)
+
+    def redraw(self, edge: EdgeFunction, generator: torch.Generator) -> FourierGrid:
+        return FourierGrid(self.graph.with_edge(edge), self.tol, max_modes=self.max_modes)
+
+    def transform(self, x: Tensor, *, stretch: int = 1) -> PointTransform:
+        """The transforms between points and the modes of the grid (of a grid ``stretch`` times as wide)."""
+        angles = ((x.detach().double() - self._center) * self._spacing).to(x.dtype)
+        if bool((angles.abs() > math.pi * (1 + 1e-6)).any()):
+            raise ValueError(
+                "Points lie beyond the box of the grid and its pad, where the periodic edge function repeats; make a grid "
+                "that covers them."
+            )
+        return PointTransform(angles, tuple(stretch * m for m in self.half_widths), 0.1 * self.tol)
+
+    @cached_property
+    def nodes(self) -> PointTransform:
+        return self.transform(self.graph.points)
+
+    @cached_property
+    def frequencies(self) -> Tensor:  # (*modes, d)
+        axes = [torch.arange(2 * m + 1, dtype=torch.float64) for m in self.half_widths]
+        axes = [torch.where(axis > m, axis - (2 * m + 1), axis) for axis, m in zip(axes, self.half_widths, strict=True)]
+        axes[-1] = axes[-1][: self.half_widths[-1] + 1]
+        return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1) * self._spacing
+
+    @cached_property
+    def mode_weights(self) -> Tensor:  # (*modes,)
+        density = self.graph.edge.spectral_density(self.frequencies) * self._spacing.prod()
+        return density.to(self.graph.points.dtype)
+
+    @property
+    def fold(self) -> Tensor:  # (modes of the last axis,)
+        """How many modes each kept one stands for: itself and, off the plane of zeros, its mirror image."""
+        fold = torch.full((self.half_widths[-1] + 1,), 2.0, dtype=self.graph.points.dtype)
+        fold[0] = 1
+        return fold
+
+    def project(self, values: Tensor) -> Tensor:  # (N, k) -> (r, k) complex
+        return self.nodes.to_modes(values).flatten(1).mT
+
+    def evaluate(self, x: Tensor | None, coefficients: Tensor) -> Tensor:
+        transform = self.nodes if x is None else self.transform(x)
+        return transform.to_points(self.fold * self.mode_weights * self._on_grid(coefficients))
+
+    def project_adjoint(self, coefficients: Tensor) -> Tensor:
+        return self.nodes.to_points(self._on_grid(coefficients))
+
+    def evaluate_adjoint(self, x: Tensor | None, values: Tensor) -> Tensor:
+        transform = self.nodes if x is None else self.transform(x)
+        return (self.fold * self.mode_weights * transform.to_modes(values)).flatten(1).mT
+
+    def _on_grid(self, coefficients: Tensor) -> Tensor:  # (r, k) -> (k, *modes)
+        return coefficients.mT.reshape(-1, *self.nodes.modes)
+
+    def log_degree(self, x: Tensor | None = None) -> Tensor:
+        ones = torch.ones(self.graph.num_nodes, 1, dtype=self.graph.points.dtype)
+        return _checked_log_degree(self.evaluate(x, self.project(ones)).squeeze(-1))
+
+    def average(self, x: Tensor, log_noise: Tensor) -> Tensor:
+        noise = (log_noise - log_noise.amax(-1, keepdim=True)).exp().unsqueeze(-1)
+        moved = []
+        for walkers, weights in zip(x, noise, strict=True):
+            sums = self.evaluate(walkers, self.project(torch.cat([weights * self.graph.points, weights], dim=-1)))
+            if not bool((sums[:, -1] > 0).all()):
+                raise ValueError(
+                    "A walk met a non-positive denominator: the grid has an absolute error, and a move is a ratio of numbers "
+                    "far below it. Raise the temperature to 0.3 or above, or use features='neighbors' or 'positive'."
+                )
+            # A mean of nodes lies in their box; the error of the ratio may not carry a walker out of it.
+            points = self.graph.points
+            moved.append((sums[:, :-1] / sums[:, -1:]).clamp(points.amin(0), points.amax(0)))
+        return torch.stack(moved)
+
+    def dense(self) -> GridFeatures:
+        """The same grid as a matrix of real features, for the closed forms; for grids of a few thousand modes."""
+        return GridFeatures(self)
+
+
+class GridFeatures(DenseFeatures):
+    r"""A small Fourier grid as dense real features :math:`\sqrt{b_m} \cos, \sqrt{b_m} \sin` of :math:`h m \cdot x`."""
+
+    def __init__(self, grid: FourierGrid) -> None:
+        if not grid.graph.edge.positive_definite:
+            raise ValueError(f"{grid.graph.edge!r} has a signed spectrum, which real features cannot carry.")
+        self.grid, self.graph = grid, grid.graph
+
+    @property
+    def num_features(self) -> int:
+        return 2 * math.prod(self.grid.frequencies.shape[:-1])
+
+    def bind(self, graph: ImplicitGraph) -> GridFeatures:
+        return self if graph is self.graph else GridFeatures(self.grid.bind(graph))
+
+    def redraw(self, edge: EdgeFunction, generator: torch.Generator) -> GridFeatures:
+        return GridFeatures(self.grid.redraw(edge, generator))
+
+    def features(self, x: Tensor) -> Tensor:
+        frequencies = self.grid.frequencies.flatten(0, -2)
+        phase = ((x.double() - self.grid._center) @ frequencies.mT).to(x.dtype)
+        weights = (self.grid.fold * self.grid.mode_weights).flatten()
+        # Modes whose weight underflows have no square root with a finite gradient, and no effect.
+        root = torch.where(weights > 0, weights, torch.ones_like(weights)).sqrt() * (weights > 0)
+        return torch.cat([root * phase.cos(), root * phase.sin()], dim=-1)
+
+
+def _checked_log_degree(degree: Tensor) -> Tensor:
+    least = float(degree.detach().min())
+    if not least > 0:
+        raise ValueError(
+            f"The Fourier grid gives a non-positive degree ({least:.3g}): its error exceeds the degree of some node. Use a "
+            "smaller tol, or features='neighbors' or 'landmarks'."
+        )
+    return degree.log()

@@ -1,0 +1,167 @@
+r"""Neighbour lists: the weights above a cut-off, found by a k-d tree and kept as a sparse matrix of O(N) entries.
+
+Where the lengthscale is near the spacing of the points (most meshes), almost all weights are numerically zero. The pairs
+within the cut-off are the graph then; what is dropped is the share ``tol`` of the integral of f.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+import scipy.sparse
+import scipy.spatial
+import torch
+from torch import Tensor
+
+from swing_gp.edges import EdgeFunction
+from swing_gp.features.protocol import FeatureMap
+from swing_gp.graph import ImplicitGraph
+from swing_gp.sparse import SparsePattern
+from swing_gp.validation import check_interval
+
+__all__ = ["NeighborFeatures", "expected_neighbors"]
+
+# A list is for graphs with O(N) edges; this many a node is where the other routes are cheaper in any case.
+MAX_NEIGHBORS = 2000
+MAX_BYTES = 6 * 2**30
+# Index, transposed index, order and value of an entry, with what sorting them takes.
+BYTES_PER_ENTRY = 64
+SAMPLE = 256
+
+
+class NeighborFeatures(FeatureMap):
+    r"""The pairs within a cut-off. As an asymmetric map, :math:`\phi_1(x)` holds the weights to the neighbours of x and
+    :math:`\phi_2(p_j) = e_j`.
+
+    Gradients reach lengthscale and points on the fixed pattern.
+
+    :param tol: the share of the integral of f that the cut-off may drop; a hard ball drops nothing.
+    :param cutoff: the cut-off distance in lengthscales, to set it by hand.
+    """
+
+    def __init__(self, graph: ImplicitGraph, tol: float = 1e-6, *, cutoff: float | None = None) -> None:
+        self.tol = check_interval("tol", tol, 0, 1)
+        if cutoff is not None and not cutoff > 0:
+            raise ValueError(f"cutoff must be positive, got {cutoff!r}.")
+        self.cutoff = graph.edge.cutoff(tol, graph.dim) if cutoff is None else float(cutoff)
+        self.graph = graph
+        # The tree lives in the units of the lengthscale it was made for; tempered copies reuse it as it is.
+        self._unit = graph.edge.lengthscale.detach()
+        self._tree = scipy.spatial.cKDTree(self._scaled(graph.points))
+        self._check_size()
+
+    def __repr__(self) -> str:
+        return f"NeighborFeatures(pairs={self.num_pairs}, cutoff={self.cutoff:.3g})"
+
+    def _scaled(self, x: Tensor) -> np.ndarray:
+        return (x.detach() / self._unit.to(x)).double().cpu().numpy()
+
+    def _check_size(self) -> None:
+        number = self.graph.num_nodes
+        average = expected_neighbors(self._tree, self.cutoff, self._norm)
+        bytes_needed = average * number * BYTES_PER_ENTRY
+        if (average > MAX_NEIGHBORS and number > MAX_NEIGHBORS) or bytes_needed > MAX_BYTES:
+            raise ValueError(
+                f"A neighbour list would hold about {average:.0f} neighbours a node ({bytes_needed / 2**30:.2g} GiB), which is "
+                f"not O(N): the limits are {MAX_NEIGHBORS} a node and {MAX_BYTES / 2**30:.0f} GiB. Use features='grid' (up to "
+                "three dimensions) or 'landmarks', a larger tol, or a shorter lengthscale."
+            )
+
+    @property
+    def _norm(self) -> float:
+        return self.graph.edge.norm
+
+    @cached_property
+    def pattern(self) -> SparsePattern:
+        return SparsePattern.from_scipy(_within(self._tree, self._tree, self.cutoff, self._norm))
+
+    @property
+    def num_pairs(self) -> int:
+        return len(self.pattern.col)
+
+    @cached_property
+    def node_weights(self) -> Tensor:  # (pairs,)
+        return self._weights(self.graph.points, self.pattern)
+
+    def _weights(self, x: Tensor, pattern: SparsePattern) -> Tensor:
+        return self._log_weights(x, pattern).exp()
+
+    def _log_weights(self, x: Tensor, pattern: SparsePattern) -> Tensor:
+        rows, columns = pattern.rows().to(x.device), pattern.col.to(x.device)
+        return self.graph.edge.log_weight(x[rows] - self.graph.points[columns])
+
+    def _at(self, x: Tensor | None) -> tuple[Tensor, SparsePattern]:
+        if x is None:
+            return self.node_weights, self.pattern
+        pattern = self._pattern_at(x)
+        return self._weights(x, pattern), pattern
+
+    def _pattern_at(self, x: Tensor) -> SparsePattern:
+        """The neighbours of any points; one that has none within the cut-off gets its nearest node."""
+        scaled = self._scaled(x)
+        found = _within(scipy.spatial.cKDTree(scaled), self._tree, self.cutoff, self._norm)
+        lonely = np.flatnonzero(np.diff(found.indptr) == 0)
+        if len(lonely):
+            _, nearest = self._tree.query(scaled[lonely], p=self._norm)
+            extra = scipy.sparse.coo_array((np.ones(len(lonely)), (lonely, nearest)), shape=found.shape)
+            found = scipy.sparse.csr_array(found + extra)
+        return SparsePattern.from_scipy(found)
+
+    def redraw(self, edge: EdgeFunction, generator: torch.Generator) -> NeighborFeatures:
+        # The cut-off stays where it is: with noise, a node is as likely to win a move at any temperature.
+        return self.bind(self.graph.with_edge(edge))
+
+    def project(self, values: Tensor) -> Tensor:
+        return values
+
+    def project_adjoint(self, coefficients: Tensor) -> Tensor:
+        return coefficients
+
+    def evaluate(self, x: Tensor | None, coefficients: Tensor) -> Tensor:
+        weights, pattern = self._at(x)
+        return pattern.matmul(weights, coefficients.contiguous())
+
+    def evaluate_adjoint(self, x: Tensor | None, values: Tensor) -> Tensor:
+        weights, pattern = self._at(x)
+        return pattern.t_matmul(weights, values.contiguous())
+
+    def log_degree(self, x: Tensor | None = None) -> Tensor:
+        log_weights, pattern = self._log_at(x)
+        return pattern.log_sum(log_weights)
+
+    def _log_at(self, x: Tensor | None) -> tuple[Tensor, SparsePattern]:
+        x = self.graph.points if x is None else x
+        pattern = self.pattern if x is self.graph.points else self._pattern_at(x)
+        return self._log_weights(x, pattern), pattern
+
+    def average(self, x: Tensor, log_noise: Tensor) -> Tensor:
+        moved = []
+        for walkers, noise in zip(x, log_noise, strict=True):
+            log_weights, pattern = self._log_at(walkers)
+            log_weights = log_weights + noise[pattern.col.to(noise.device)]
+            total = pattern.log_sum(log_weights)
+            shares = (log_weights - total[pattern.rows().to(total.device)]).exp()
+            moved.append(pattern.matmul(shares, self.graph.points))
+        return torch.stack(moved)
+
+
+def expected_neighbors(tree: scipy.spatial.cKDTree, cutoff: float, norm: float = 2.0) -> float:
+    """The mean number of neighbours within the cut-off, itself included, from a sample of nodes."""
+    order = np.random.default_rng(0).permutation(tree.n)[:SAMPLE]
+    return float(np.mean(tree.query_ball_point(tree.data[order], cutoff, p=norm, return_length=True, workers=-1)))
+
+
+def _within(queries: scipy.spatial.cKDTree, tree: scipy.spatial.cKDTree, cutoff: float, norm: float) -> scipy.sparse.csr_array:
+    """The pattern of all pairs within the cut-off, as a CSR array with sorted columns."""
+    if queries is tree:
+        pairs = tree.query_pairs(cutoff, p=norm, output_type="ndarray")
+        loops = np.arange(tree.n)
+        rows = np.concatenate([pairs[:, 0], pairs[:, 1], loops])
+        columns = np.concatenate([pairs[:, 1], pairs[:, 0], loops])
+    else:
+        found = queries.sparse_distance_matrix(tree, cutoff, p=norm, output_type="ndarray")
+        rows, columns = found["i"], found["j"]
+    pattern = scipy.sparse.coo_array((np.ones(len(rows), dtype=np.int8), (rows, columns)), shape=(queries.n, tree.n)).tocsr()
+    pattern.sort_indices()
+    return pattern

@@ -1,0 +1,85 @@
+"""The landmark kernel beside a matrix-free one of the same graph: a control variate and a preconditioner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import torch
+from linear_operator.operators import LinearOperator
+from torch import Tensor
+
+from swing_gp.features.landmarks import LandmarkFeatures
+from swing_gp.graph import ImplicitGraph
+from swing_gp.operators.graph_kernel import FeatureKernelLinearOperator, collapsed_kernel
+from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
+from swing_gp.series import Series
+
+__all__ = ["LandmarkControl"]
+
+LANDMARKS = 512
+# Probes of the diagonal estimator; they are drawn once from a seed, so that the diagonal is one fixed vector.
+PROBES = 32
+POWER_STEPS = 8
+
+
+class LandmarkControl:
+    """The landmark kernel of a graph, made when first needed."""
+
+    def __init__(self, graph: ImplicitGraph, series: Series, number: int = LANDMARKS) -> None:
+        self.graph, self.series, self.number = graph, series, number
+        self._distance: float | None = None
+
+    @cached_property
+    def kernel(self) -> FeatureKernelLinearOperator:
+        with torch.no_grad():
+            generator = torch.Generator().manual_seed(0)
+            kernel = collapsed_kernel(LandmarkFeatures(self.graph, self.number, generator=generator), self.series)
+        assert isinstance(kernel, FeatureKernelLinearOperator)
+        return kernel
+
+    def diagonal(self, operator: Any) -> tuple[Tensor, Tensor]:  # (N,), (N,)
+        r"""An unbiased estimate of a diagonal and its standard error.
+
+        :math:`\mathrm{diag} K_L + E[z \circ (K - K_L) z]` over random signs z: the variance is that of the off-diagonal part
+        of what the landmarks leave, not of K.
+        """
+        generator = torch.Generator().manual_seed(0)
+        signs = torch.randint(0, 2, (self.graph.num_nodes, PROBES), generator=generator).to(operator.dtype).mul_(2).sub_(1)
+        terms = signs * (operator._apply(signs) - (self.kernel @ signs).detach())
+        error = terms.detach().std(-1) / PROBES**0.5
+        return self.kernel.diagonal().detach() + terms.mean(-1), error
+
+    def distance(self, operator: Any) -> float:
+        """The spectral norm of K - K_L, by a few steps of the power method (from below, within some percent)."""
+        if self._distance is None:
+            with torch.no_grad():
+                generator = torch.Generator().manual_seed(0)
+                v = torch.randn(self.graph.num_nodes, 1, generator=generator, dtype=torch.float64).to(operator.dtype)
+                norm = 0.0
+                for _ in range(POWER_STEPS):
+                    v = v / v.norm()
+                    v = operator._apply(v) - self.kernel @ v
+                    norm = float(v.norm())
+            self._distance = norm
+        return self._distance
+
+    def preconditioner(self, noisy: Any) -> tuple[Callable[[Tensor], Tensor] | None, LinearOperator | None, Tensor | None]:
+        """For ``AddedDiagLinearOperator(preconditioner_override=...)``: the landmark kernel plus the noise, where it helps."""
+        operator, noise = noisy._linear_op, noisy._diag_tensor._diagonal().detach()
+        if not self.helps(operator, float(noise.min())):
+            return None, None, None
+        with torch.no_grad():
+            close = self.kernel.add_diagonal(noise)
+            assert isinstance(close, LowRankPlusDiagonal)
+            logdet = close.logdet()
+        return close._solve, close, logdet
+
+    def helps(self, operator: Any, noise: float) -> bool:
+        """Whether the preconditioned system is at least nine times (three times the steps) better conditioned."""
+        least, most = (float(value) for value in self.series(torch.tensor([0.0, 1.0], dtype=torch.float64)))
+        floor = least + noise
+        plain = (most + noise) / floor
+        preconditioned = 1 + self.distance(operator) / floor
+        return 9 * preconditioned < plain
