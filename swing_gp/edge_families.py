@@ -76,7 +76,7 @@ class Ball(EdgeFunction):
         dim = difference.shape[-1]
         # A Gaussian centred at z falls into the ball: the non-central chi-squared law.
         values = scipy.special.chndtr(self.softness**-2, dim, squared) / self._peak(dim)
-        return torch.from_numpy(np.maximum(values, 0)).to(difference).log()
+        return torch.as_tensor(np.maximum(values, 0)).to(difference).log()
 
     def log_weights(self, x: Tensor, y: Tensor) -> Tensor:
         return self.log_weight(x.unsqueeze(-2) - y.unsqueeze(-3))
@@ -203,7 +203,7 @@ class SpectralEdge(EdgeFunction):
 
     def log_profile(self, distance: Tensor) -> Tensor:
         values = self._table(np.log1p(distance.detach().double().cpu().numpy()))
-        return torch.from_numpy(np.log(np.maximum(values, 1e-300))).to(distance)
+        return torch.as_tensor(np.log(np.maximum(values, 1e-300))).to(distance)
 
     def spectral_density(self, frequency: Tensor) -> Tensor:
         scaled = frequency * self.lengthscale.to(frequency)

@@ -21,7 +21,7 @@ from swing_gp.operators.graph_kernel import collapsed_kernel
 from swing_gp.operators.grid_kernel import grid_kernel
 from swing_gp.operators.swing import swing_kernel
 from swing_gp.series import Series
-from swing_gp.validation import as_generator, check_choice, check_interval
+from swing_gp.validation import as_generator, check_choice, check_count, check_interval
 from swing_gp.walks import Walks
 
 __all__ = ["graph_kernel", "make_features"]
@@ -71,6 +71,8 @@ def graph_kernel(
         raise TypeError(f"walks must be None or a Walks(...), got {walks!r}.")
     if tol is not None:
         check_interval("tol", tol, 0, 1)
+    if num_features is not None:
+        check_count("num_features", num_features)
     if walks is not None and graph.normalization == "random_walk" and walks.sides == 2:
         raise ValueError(
             "Walks(sides=2) needs a symmetric matrix and normalization='random_walk' gives none; use Walks(sides=1), or "
