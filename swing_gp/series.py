@@ -266,8 +266,9 @@ class Diffusion(Series):
 class _Binomial(Series):
     r"""The family :math:`g(\lambda) = (a + b \lambda)^p`; its modulation is the same with p/2."""
 
+    @abstractmethod
     def _terms(self) -> tuple[Tensor, Tensor, Tensor]:
-        raise NotImplementedError  # pragma: no cover
+        """a, b and p."""
 
     @property
     def radius(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any
 
 import scipy.sparse.linalg
@@ -20,8 +21,9 @@ COLUMNS = 256
 class MatrixFreeLinearOperator(LinearOperator):
     """A square operator without batch dimensions, given by its action on the columns of a matrix."""
 
+    @abstractmethod
     def _apply(self, rhs: Tensor) -> Tensor:  # (N, k) -> (N, k)
-        raise NotImplementedError  # pragma: no cover
+        """The product with a matrix."""
 
     def _matmul(self, rhs: Tensor) -> Tensor:
         if rhs.dim() == 1:
