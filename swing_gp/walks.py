@@ -177,17 +177,17 @@ def _walk_group(
     raw = graph.normalization is None
     tempered = graph.edge.tempered(walks.temperature)
     moves = features.redraw(tempered, generator)
-    deposits, positions, weights = features, [], []
+    deposits, record = features, _Record(graph.points, log_degree, coefficients)
     loop = None
     if walks.deposit == "spread":
         deposits = features.redraw(walks.spread_edge or graph.edge, generator)
     else:
         # All walks start at the nodes, so their first deposits are one.
         first = sum(coefficients[1] for length in lengths if length) / walks.number
-        positions.append(graph.points.unsqueeze(0))
-        weights.append(first * (torch.ones_like(log_degree) if raw else (-log_degree).exp()).unsqueeze(0))
+        weight = first * (torch.ones_like(log_degree) if raw else (-log_degree).exp())
+        record.add(graph.points.unsqueeze(0), weight.unsqueeze(0))
         residual = features.node_residual()
-        loop = None if residual is None else weights[0].squeeze(0) * residual
+        loop = None if residual is None else weight * residual
 
     # Small graphs walk many walks at once; walks of a batch end from the back, so that the living ones are a prefix.
     size = max(1, chunk_entries(graph.points.dtype) // graph.num_nodes**2)
@@ -202,8 +202,7 @@ def _walk_group(
             if walks.deposit == "lookahead" and step > 1:
                 # (P v)(x) at the walker: the walk that would step from here, averaged over its step.
                 here = _log_degree(features, x.flatten(0, 1)).view_as(log_load)
-                positions.append(x)
-                weights.append(coefficients[step] / walks.number * (log_load if raw else -here).exp())
+                record.add(x, coefficients[step] / walks.number * (log_load if raw else -here).exp())
             if walks.deposit == "lookahead" and step == batch[0]:
                 break
             if raw:
@@ -212,23 +211,56 @@ def _walk_group(
                 log_load = log_load + here
             x = moves.average(x, _log_noise(walks, log_load.shape, generator).to(x))
             if walks.deposit == "spread":
-                positions.append(x)
                 reach = deposits.log_degree(x.flatten(0, 1)).view_as(log_load)
-                weights.append(coefficients[step] / walks.number * (log_load - reach).exp())
+                record.add(x, coefficients[step] / walks.number * (log_load - reach).exp())
 
     column = torch.ones_like(log_degree)
     row = column
     if graph.normalization == "symmetric":
         column, row = (-0.5 * log_degree).exp(), (0.5 * log_degree).exp()
-    if not positions:  # every walk of the group halted at once
-        positions, weights = [graph.points.unsqueeze(0)], [torch.zeros_like(log_degree).unsqueeze(0)]
-    frozen = torch.cat(weights) * row
+    positions, weights = record.stacked()
+    frozen = weights * row
     if not bool(torch.isfinite(frozen.detach()).all()):
         raise ValueError(
             "A deposit cannot be normalised: a walker ended where the spread_edge reaches no node, or the loads of raw weights "
             "overflow. Use a wider spread_edge, more features, deposit='lookahead', or normalization='symmetric'."
         )
-    return WalkGroup(deposits, torch.cat(positions), frozen, column), loop
+    return WalkGroup(deposits, positions, frozen, column), loop
+
+
+class _Record:
+    """Positions and weights as they are walked.
+
+    Without gradients they go into buffers that double in size: small tensors kept between the large ones that come and go
+    leave holes in the heap that no later block fits, and memory would grow with every step.
+    """
+
+    def __init__(self, points: Tensor, log_degree: Tensor, coefficients: Tensor) -> None:
+        self._differentiable = any(tensor.requires_grad for tensor in (points, log_degree, coefficients))
+        self._parts: list[tuple[Tensor, Tensor]] = []
+        self._buffers = (points.new_empty(64, *points.shape), log_degree.new_empty(64, *log_degree.shape))
+        self._used = 0
+
+    def add(self, positions: Tensor, weights: Tensor) -> None:  # (B, N, d), (B, N)
+        if self._differentiable:
+            self._parts.append((positions, weights))
+            return
+        end = self._used + len(positions)
+        while end > len(self._buffers[0]):
+            positions_buffer, weights_buffer = (torch.cat([buffer, torch.empty_like(buffer)]) for buffer in self._buffers)
+            self._buffers = (positions_buffer, weights_buffer)
+        for buffer, values in zip(self._buffers, (positions, weights), strict=True):
+            buffer[self._used : end] = values
+        self._used = end
+
+    def stacked(self) -> tuple[Tensor, Tensor]:  # (S, N, d), (S, N)
+        if self._differentiable and self._parts:
+            positions, weights = zip(*self._parts, strict=True)
+            return torch.cat(positions), torch.cat(weights)
+        if not self._used:  # every walk halted at once
+            self._buffers[0][0], self._buffers[1][0] = 0, 0
+            return self._buffers[0][:1].clone(), self._buffers[1][:1].clone()
+        return self._buffers[0][: self._used].clone(), self._buffers[1][: self._used].clone()
 
 
 def _log_degree(features: FeatureMap, x: Tensor | None = None) -> Tensor:
