@@ -17,7 +17,7 @@ __all__ = ["SparsePattern"]
 class SparsePattern:
     """Where the entries of a sparse matrix are; products take the values as an argument, so gradients reach them.
 
-    The transpose is kept as a pattern of its own, because a product with a CSC tensor is some thirty times slower.
+    The transpose is kept as a pattern of its own, because torch multiplies CSC tensors far more slowly.
     """
 
     shape: tuple[int, int]

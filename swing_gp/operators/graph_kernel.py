@@ -7,8 +7,8 @@ With dense features :math:`\tilde\Phi = D^{-1/2} \Phi` the series collapses to o
 
 With landmarks the residual diagonal :math:`\varepsilon = \delta/d` enters as self-loops: :math:`\mathrm{diag}\,
 g(\varepsilon)` replaces :math:`\alpha_0 I`, and row i of :math:`\tilde\Phi` is scaled by :math:`h(\varepsilon_i)/h(0)` on
-the outside, which makes the coupling between loops and features exact to first order and keeps K positive semi-definite
-(the error of the diffusion falls by up to 1.8 times). Everything else (maps without a feature matrix, random-walk
+the outside, which makes the coupling between loops and features exact to first order and keeps K positive semi-definite.
+Everything else (maps without a feature matrix, random-walk
 normalisation) is a Chebyshev polynomial of the adjacency operator.
 """
 
