@@ -23,7 +23,8 @@ ROUTES = {
 }
 
 SCRIPT = """
-import json, resource, time, torch
+import json, time, torch
+from benchmarks.memory import peak_gigabytes
 from swing_gp import Diffusion, Gaussian, ImplicitGraph, Walks, graph_kernel
 torch.set_num_threads(2)
 def run(number):
@@ -38,7 +39,7 @@ def run(number):
     return built - start, (time.perf_counter() - built) / 5, K
 run(2000)  # first calls load libraries
 build, apply, K = run({number})
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+peak = peak_gigabytes()
 print(json.dumps(dict(build=build, apply=apply, peak_gb=peak, error=K.estimate_error(8).adjacency)))
 """
 

@@ -1,14 +1,10 @@
 """The front door: defaults, refusals, reproducibility, SciPy, and no N x N tensor anywhere."""
 
-import json
-import subprocess
-import sys
-import textwrap
-
 import numpy as np
 import pytest
 import scipy.sparse.linalg
 import torch
+from memory import peak_of
 from oracles import cloud, dense_kernel, paper_cloud
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
@@ -251,8 +247,8 @@ def test_the_detector_sees_a_dense_matrix():
 
 def test_peak_memory_at_200000_nodes():
     # 256 features and 8 walks, in a process of its own: the N x N matrix would take 160 GB, the features 0.2 GB.
-    script = """
-        import json, resource, torch
+    peak = peak_of("""
+        import torch
         from swing_gp import Diffusion, Gaussian, ImplicitGraph, Walks, graph_kernel
         points = torch.rand(200_000, 3, generator=torch.Generator().manual_seed(0))
         graph = ImplicitGraph(points, Gaussian(0.3))
@@ -261,8 +257,5 @@ def test_peak_memory_at_200000_nodes():
             K = graph_kernel(graph, Diffusion(0.3), num_features=256, **options)
             assert torch.isfinite(K @ torch.ones(200_000, 1)).all()
             del K
-        print(json.dumps(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20))
-    """
-    result = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    assert json.loads(result.stdout) < 4
+    """)
+    assert peak < 4
