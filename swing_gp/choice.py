@@ -1,33 +1,45 @@
 """``features="auto"``: the cheapest route that meets the tolerance, by a cost model, and the reasons for it.
 
-The costs are seconds of set-up and ten products on two cores, from constants that ``python -m benchmarks.scaling`` measures;
-only their ratios matter for the choice.
+The costs are seconds of set-up and ten products on two cores, from constants that ``python -m benchmarks.scaling --calibrate``
+measures; only their ratios matter for the choice. Nothing is built before it is chosen.
 """
 
 from __future__ import annotations
 
+import bisect
 import math
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import scipy.spatial
 import torch
 
-from swing_gp.features.grid import FourierGrid
-from swing_gp.features.landmarks import LandmarkFeatures, select_landmarks
-from swing_gp.features.neighbors import MAX_NEIGHBORS, NeighborFeatures, expected_neighbors
-from swing_gp.features.pairwise import PairwiseFeatures
+from swing_gp.features.grid import FourierGrid, count_modes
+from swing_gp.features.landmarks import AccuracyWarning, LandmarkFeatures, select_landmarks
+from swing_gp.features.neighbors import MAX_NEIGHBORS, NeighborFeatures
+from swing_gp.features.pairwise import ONE_BLOCK, PairwiseFeatures
 from swing_gp.features.protocol import FeatureMap
 from swing_gp.graph import ImplicitGraph
+from swing_gp.series import Series
 
 __all__ = ["Choice", "choose_features"]
 
-# Seconds: a pair of a list to find and weigh, and to multiply; a point of a non-uniform transform, by dimension; a point of
-# a padded FFT; a multiplication and addition; the fixed cost of a transform.
-PAIR, PAIR_PRODUCT = 3e-7, 3e-9
-TRANSFORM = {1: 6e-8, 2: 1e-7, 3: 3e-7}
-FFT_POINT, FLOP, CALL = 2e-8, 4e-11, 1e-3
-# A chosen route is used for about this many products, each of about this many terms.
-PRODUCTS, TERMS = 10, 12
+# Seconds for one ...
+WEIGHT = 1e-8  # weight of a dense block, made
+WEIGHT_PRODUCT = 2.5e-10  # weight of a dense block, multiplied
+PAIR = 2.5e-7  # pair of a list, found and weighed
+PAIR_PRODUCT = 1.6e-9  # pair of a list, multiplied
+TRANSFORM = {1: 1e-7, 2: 1.8e-7, 3: 5e-7}  # point of a W v on the grid, by dimension
+MODE = 3e-6  # mode of a grid, laid out and checked
+FFT_POINT = 1.3e-8  # point of the padded grid in a product with T
+CALL = 4e-4  # product with T, whatever its size
+FLOP = 6e-11  # multiplication and addition of N x r by r x r, and 10 times that of N x r by r
+# A chosen route is used for about this many products.
+PRODUCTS = 10
+# Terms of a series on a graph whose spectrum is not known beforehand.
+RAW_TERMS = 24
+# Rows and columns of the sample that neighbours are counted on.
+SAMPLE_ROWS, SAMPLE_COLUMNS = 256, 8192
 # Landmarks are probed on this many nodes; more nodes than that leave the spectrum of the normalised graph unchanged.
 PROBE = 2000
 LANDMARKS = 512
@@ -40,86 +52,107 @@ class Choice:
     :ivar method: the feature map: ``"neighbors"``, ``"grid"``, ``"landmarks"`` or ``"pairwise"``.
     :ivar reason: why it was taken, in words.
     :ivar predicted_error: the relative error it was made for.
+    :ivar estimated_error: what is known of the error of W after it was made: for the grid that of an exact block, for
+        landmarks the mean residual; None where nothing was measured.
+    :ivar detail: the feature map in words, with its number of modes, pairs or features.
     :ivar costs: predicted seconds of set-up and ten products, for every route that was considered.
     """
 
     method: str
     reason: str
     predicted_error: float
+    estimated_error: float | None = None
+    detail: str = ""
     costs: dict[str, float] = field(default_factory=dict)
 
 
 def choose_features(
-    graph: ImplicitGraph, tol: float, *, num_features: int | None, generator: torch.Generator
+    graph: ImplicitGraph, series: Series, tol: float, *, num_features: int | None, generator: torch.Generator
 ) -> tuple[FeatureMap, Choice]:
     """The cheapest feature map for a collapsed kernel at a relative error of ``tol``."""
+    if graph.normalization:
+        series.check_spectrum(graph.spectrum, psd=graph.normalization != "random_walk")
+    terms = len(series.chebyshev(graph.spectrum, 0.1 * tol)) if graph.normalization else RAW_TERMS
+    most = LANDMARKS if num_features is None else num_features
     costs, notes = {}, []
-    if (neighbors := _neighbors(graph, tol)) is not None:
-        costs["neighbors"] = neighbors
+    if graph.num_nodes <= ONE_BLOCK:
+        costs["pairwise"] = graph.num_nodes**2 * (WEIGHT + PRODUCTS * terms * WEIGHT_PRODUCT)
+    average = expected_neighbors(graph, graph.edge.cutoff(0.3 * tol, graph.dim))
+    if average <= MAX_NEIGHBORS:
+        costs["neighbors"] = graph.num_nodes * average * (PAIR + PRODUCTS * terms * PAIR_PRODUCT)
     else:
-        notes.append(f"a list would hold more than {MAX_NEIGHBORS} neighbours a node")
-    grid = _grid(graph, tol)
-    if isinstance(grid, str):
-        notes.append(grid)
-    else:
-        costs["grid"] = _grid_cost(grid)
+        notes.append(f"a list would hold {average:.0f} neighbours a node")
+    if (modes := count_modes(graph, tol)) is not None:
+        costs["grid"] = _grid_cost(graph, modes, terms)
     if graph.edge.positive_definite:
-        number, residual = _probe_landmarks(graph, tol, num_features, generator)
+        best = min(costs.values(), default=math.inf)
+        # As many landmarks as could still be the cheapest: a probe may not cost more than what it can save.
+        affordable = bisect.bisect(range(1, most + 1), best, key=lambda number: _landmark_cost(graph.num_nodes, number))
+        number, residual = _probe_landmarks(graph, tol, affordable) if affordable else (0, 1.0)
         if residual <= tol:
-            costs["landmarks"] = _landmark_cost(graph, number)
+            costs["landmarks"] = _landmark_cost(graph.num_nodes, number)
         else:
             notes.append(f"{number} landmarks leave a residual of {residual:.1g}")
-    if not costs:
-        return _fallback(graph, tol, num_features, generator, notes)
-    method = min(costs, key=lambda name: costs[name])
-    notes.insert(0, f"the cheapest of {', '.join(f'{name} ({cost:.2g} s)' for name, cost in costs.items())}")
-    choice = Choice(method, "; ".join(notes), tol, costs)
-    if method == "neighbors":
-        return NeighborFeatures(graph, 0.3 * tol), choice
-    if method == "grid":
-        assert isinstance(grid, FourierGrid)
-        return grid, choice
-    most = LANDMARKS if num_features is None else num_features
-    return LandmarkFeatures(graph, most, generator=generator, residual_tol=tol), choice
+
+    makers: dict[str, Callable[[], FeatureMap]] = {
+        "pairwise": lambda: PairwiseFeatures(graph),
+        "neighbors": lambda: NeighborFeatures(graph, 0.3 * tol),
+        "grid": lambda: FourierGrid(graph, tol),
+        "landmarks": lambda: LandmarkFeatures(graph, most, generator=generator, residual_tol=tol),
+    }
+    for method in sorted(costs, key=lambda name: costs[name]):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", AccuracyWarning)
+                features = makers[method]()
+        except (ValueError, AccuracyWarning) as error:  # too many modes, a list that is not O(N), or not accurate after all
+            notes.append(str(error).split(":")[0])
+            continue
+        notes.insert(0, f"the cheapest of {', '.join(f'{name} ({cost:.2g} s)' for name, cost in costs.items())}")
+        return features, Choice(method, "; ".join(notes), tol, known_error(features), repr(features), costs)
+    return _fallback(graph, tol, most, generator, notes)
 
 
 def _fallback(
-    graph: ImplicitGraph, tol: float, num_features: int | None, generator: torch.Generator, notes: list[str]
+    graph: ImplicitGraph, tol: float, most: int, generator: torch.Generator, notes: list[str]
 ) -> tuple[FeatureMap, Choice]:
     reason = "no route meets the tolerance: " + "; ".join(notes)
     if not graph.edge.positive_definite:
-        return PairwiseFeatures(graph), Choice("pairwise", reason, 0.0)
-    features = LandmarkFeatures(graph, num_features or LANDMARKS, generator=generator, residual_tol=tol)
-    return features, Choice("landmarks", reason, float(features.residual_diagonal.detach().mean()))
+        return PairwiseFeatures(graph), Choice("pairwise", reason, 0.0, 0.0)
+    features = LandmarkFeatures(graph, most, generator=generator, residual_tol=tol)
+    residual = known_error(features)
+    assert residual is not None
+    return features, Choice("landmarks", reason, residual, residual, repr(features))
 
 
-def _neighbors(graph: ImplicitGraph, tol: float) -> float | None:
-    scaled = graph.edge.scaled(graph.points).detach().double().cpu().numpy()
-    average = expected_neighbors(scipy.spatial.cKDTree(scaled), graph.edge.cutoff(0.3 * tol, graph.dim), graph.edge.norm)
-    if average > MAX_NEIGHBORS:
-        return None
-    return graph.num_nodes * average * (PAIR + PRODUCTS * TERMS * PAIR_PRODUCT)
+def known_error(features: FeatureMap) -> float | None:
+    """What a feature map knows of its own error."""
+    if isinstance(features, FourierGrid):
+        return features.row_error
+    if isinstance(features, LandmarkFeatures):
+        return float(features.residual_diagonal.detach().mean())
+    return 0.0 if isinstance(features, PairwiseFeatures) else None
 
 
-def _grid(graph: ImplicitGraph, tol: float) -> FourierGrid | str:
-    """The grid (cheap to lay out: its transforms are made when used), or why there is none."""
-    try:
-        return FourierGrid(graph, tol)
-    except ValueError as error:
-        return str(error).split(":")[0].lower()
+@torch.no_grad()
+def expected_neighbors(graph: ImplicitGraph, cutoff: float) -> float:
+    """The mean number of nodes within a distance (in lengthscales) of a node, from a sample of rows and columns."""
+    order = torch.randperm(graph.num_nodes, generator=torch.Generator().manual_seed(0)).to(graph.points.device)
+    scaled = graph.edge.scaled(graph.points[order[:SAMPLE_COLUMNS]])
+    near = torch.cdist(scaled[:SAMPLE_ROWS], scaled, p=graph.edge.norm) <= cutoff
+    share = float(near.sum(-1).double().mean()) - 1  # without the node itself
+    return 1 + share * max(1, graph.num_nodes - 1) / max(1, len(scaled) - 1)
 
 
-def _grid_cost(grid: FourierGrid) -> float:
-    dim = grid.graph.dim
-    points = grid.graph.num_nodes * TRANSFORM[dim] * (4 + 2 * PRODUCTS)
-    return points + PRODUCTS * TERMS * (grid.num_modes * 2**dim * FFT_POINT + CALL)
+def _grid_cost(graph: ImplicitGraph, modes: int, terms: int) -> float:
+    padded = modes * 2**graph.dim
+    product = graph.num_nodes * TRANSFORM[graph.dim] + (4 + terms) * padded * FFT_POINT + terms * CALL
+    setup = modes * MODE + 3 * graph.num_nodes * TRANSFORM[graph.dim]
+    return setup + PRODUCTS * product
 
 
-def _probe_landmarks(
-    graph: ImplicitGraph, tol: float, num_features: int | None, generator: torch.Generator
-) -> tuple[int, float]:
+def _probe_landmarks(graph: ImplicitGraph, tol: float, most: int) -> tuple[int, float]:
     """How many landmarks a sample of the nodes asks for, and the residual they leave on it."""
-    most = LANDMARKS if num_features is None else num_features
     probe = torch.Generator().manual_seed(0)
     nodes = torch.randperm(graph.num_nodes, generator=probe)[:PROBE].to(graph.points.device)
     sample = ImplicitGraph(graph.points[nodes].detach(), graph.edge, graph.normalization)
@@ -129,5 +162,5 @@ def _probe_landmarks(
     return len(chosen), residual
 
 
-def _landmark_cost(graph: ImplicitGraph, number: int) -> float:
-    return graph.num_nodes * number * FLOP * (4 * number + 4 * PRODUCTS) + 30 * math.pow(number, 3) * FLOP
+def _landmark_cost(nodes: int, number: int) -> float:
+    return nodes * number * FLOP * (3 * number + 10 * PRODUCTS) + 10 * number**3 * FLOP

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from linear_operator.operators import LinearOperator
 
-from swing_gp.choice import Choice, choose_features
+from swing_gp.choice import Choice, choose_features, known_error
 from swing_gp.edges import Gaussian
 from swing_gp.features import (
     FeatureMap,
@@ -81,11 +81,10 @@ def graph_kernel(
     generator = as_generator(seed)
     if features == "auto" and walks is not None:
         features = "positive" if isinstance(graph.edge, Gaussian) else "pairwise"
+    goal = _default_tol(graph) if tol is None else tol
     info = None
     if features == "auto":
-        chosen, info = choose_features(
-            graph, _default_tol(graph) if tol is None else tol, num_features=num_features, generator=generator
-        )
+        chosen, info = choose_features(graph, series, goal, num_features=num_features, generator=generator)
     else:
         chosen = make_features(graph, features, tol=tol, num_features=num_features, generator=generator)
     if walks is not None:
@@ -94,7 +93,10 @@ def graph_kernel(
         operator = _on_grid(chosen, series)
     else:
         operator = collapsed_kernel(chosen, series, tol)
-    operator.info = info or Choice(type(chosen).__name__, "asked for by name", _default_tol(graph) if tol is None else tol)
+    if info is None:
+        method = features if isinstance(features, str) else type(features).__name__
+        info = Choice(method, "asked for by name", goal, known_error(chosen), repr(chosen))
+    operator.info = info
     return operator
 
 

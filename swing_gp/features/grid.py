@@ -31,6 +31,28 @@ SAMPLE, SAMPLE_COLUMNS = 8, 4096
 MAX_WIDENINGS = 12
 
 
+def count_modes(graph: ImplicitGraph, tol: float) -> int | None:
+    """The modes that a grid would have, before any check against exact rows; None where there can be no grid."""
+    if graph.dim > 3 or graph.points.requires_grad or graph.points.device.type != "cpu":
+        return None
+    _, spacing, band = _layout(graph, tol)
+    _, count = _half_widths(band, spacing)
+    return int(count) if count <= MAX_MODES else None
+
+
+def _layout(graph: ImplicitGraph, tol: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Centre of the box, spacing of the modes (the period clears the box by the reach of f) and band, in float64."""
+    low, high = graph.points.detach().amin(0).double(), graph.points.detach().amax(0).double()
+    lengthscale = graph.edge.lengthscale.detach().double().cpu().expand(graph.dim)
+    spacing = 2 * math.pi / (high - low + graph.edge.reach(tol) * lengthscale)
+    return 0.5 * (low + high), spacing, graph.edge.band(tol, graph.dim) / lengthscale
+
+
+def _half_widths(band: Tensor, spacing: Tensor) -> tuple[Tensor, float]:
+    widths = (band / spacing).ceil()
+    return widths, float((2 * widths + 1).prod())
+
+
 class FourierGrid(FeatureMap):
     r"""Equispaced frequencies on a graph in one, two or three dimensions, on the CPU.
 
@@ -55,11 +77,7 @@ class FourierGrid(FeatureMap):
         if graph.points.device.type != "cpu":
             raise ValueError(f"FourierGrid runs on the CPU, the points are on {graph.points.device}: use points.cpu().")
         self.graph = graph
-        low, high = graph.points.amin(0).double(), graph.points.amax(0).double()
-        self._center = 0.5 * (low + high)
-        lengthscale = graph.edge.lengthscale.detach().double().cpu().expand(graph.dim)
-        self._spacing = 2 * math.pi / (high - low + graph.edge.reach(tol) * lengthscale)
-        band = graph.edge.band(tol, graph.dim) / lengthscale
+        self._center, self._spacing, band = _layout(graph, tol)
         # The band is right for points that fill the box; where exact rows of W say otherwise, it is widened.
         for _ in range(MAX_WIDENINGS):
             self._set_band(band)
@@ -76,8 +94,7 @@ class FourierGrid(FeatureMap):
             )
 
     def _set_band(self, band: Tensor) -> None:
-        widths = (band / self._spacing).ceil()
-        count = float((2 * widths + 1).prod())
+        widths, count = _half_widths(band, self._spacing)
         if not count <= self.max_modes:
             raise ValueError(
                 f"The Fourier grid needs {count:.2g} modes for tol={self.tol:g} (the limit is {self.max_modes:.2g}): the "

@@ -20,7 +20,7 @@ from swing_gp.graph import ImplicitGraph
 from swing_gp.sparse import SparsePattern
 from swing_gp.validation import check_interval
 
-__all__ = ["NeighborFeatures", "expected_neighbors"]
+__all__ = ["NeighborFeatures"]
 
 # A list is for graphs with O(N) edges; this many a node is where the other routes are cheaper in any case.
 MAX_NEIGHBORS = 2000
@@ -59,7 +59,7 @@ class NeighborFeatures(FeatureMap):
 
     def _check_size(self) -> None:
         number = self.graph.num_nodes
-        average = expected_neighbors(self._tree, self.cutoff, self._norm)
+        average = _sampled_neighbors(self._tree, self.cutoff, self._norm)
         bytes_needed = average * number * BYTES_PER_ENTRY
         if (average > MAX_NEIGHBORS and number > MAX_NEIGHBORS) or bytes_needed > MAX_BYTES:
             raise ValueError(
@@ -146,7 +146,7 @@ class NeighborFeatures(FeatureMap):
         return torch.stack(moved)
 
 
-def expected_neighbors(tree: scipy.spatial.cKDTree, cutoff: float, norm: float = 2.0) -> float:
+def _sampled_neighbors(tree: scipy.spatial.cKDTree, cutoff: float, norm: float) -> float:
     """The mean number of neighbours within the cut-off, itself included, from a sample of nodes."""
     order = np.random.default_rng(0).permutation(tree.n)[:SAMPLE]
     return float(np.mean(tree.query_ball_point(tree.data[order], cutoff, p=norm, return_length=True, workers=-1)))

@@ -1,11 +1,13 @@
 r"""The exact map, :math:`\phi_1(x) = f(x - p)` and :math:`\phi_2(p_j) = e_j`: O(N^2) in time, chunked to O(N) in memory.
 
 It is asymmetric: its coefficients are values at the nodes. For tests, small graphs, and as the yardstick of the others.
+A graph of at most 2,000 nodes is one block, which is kept; beyond that no block outlives its product.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -17,12 +19,18 @@ from swing_gp.graph import ImplicitGraph, row_chunks
 
 __all__ = ["PairwiseFeatures"]
 
+# Nodes of a graph whose weights are one block of a chunked computation.
+ONE_BLOCK = 2000
+
 
 class PairwiseFeatures(FeatureMap):
-    """Exact weights, computed block by block and never kept, in the backward pass neither."""
+    """Exact weights, computed block by block and, above 2,000 nodes, never kept, in the backward pass neither."""
 
     def __init__(self, graph: ImplicitGraph) -> None:
         self.graph = graph
+
+    def __repr__(self) -> str:
+        return f"PairwiseFeatures(num_nodes={self.graph.num_nodes})"
 
     def redraw(self, edge: EdgeFunction, generator: torch.Generator) -> PairwiseFeatures:
         return PairwiseFeatures(self.graph.with_edge(edge))
@@ -33,10 +41,24 @@ class PairwiseFeatures(FeatureMap):
     def project_adjoint(self, coefficients: Tensor) -> Tensor:
         return coefficients
 
+    @cached_property
+    def _weights(self) -> Tensor:
+        with torch.no_grad():
+            return self.graph.edge.weights(self.graph.points, self.graph.points)
+
+    def _keeps(self, x: Tensor | None) -> bool:
+        """Whether a product at x may use the kept block: it carries no gradients to the graph."""
+        differentiable = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in self.graph.tensors())
+        return x is None and self.graph.num_nodes <= ONE_BLOCK and not differentiable
+
     def evaluate(self, x: Tensor | None, coefficients: Tensor) -> Tensor:
+        if self._keeps(x):
+            return self._weights @ coefficients
         return self._by_rows(x, lambda rows, edge, p, c: edge.weights(rows, p) @ c, coefficients)
 
     def evaluate_adjoint(self, x: Tensor | None, values: Tensor) -> Tensor:
+        if self._keeps(x):
+            return self._weights.mT @ values
         x = self.graph.points if x is None else x
         block = _recomputed(lambda rows, edge, p, v: edge.weights(rows, p).mT @ v, self.graph)
         chunks = row_chunks(x.shape[0], self.graph.num_nodes, x.dtype)

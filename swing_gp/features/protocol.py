@@ -92,6 +92,9 @@ class DenseFeatures(FeatureMap):
     def features(self, x: Tensor) -> Tensor:  # (n, d) -> (n, r)
         """The feature matrix of any points."""
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(num_features={self.num_features})"
+
     @cached_property
     def node_features(self) -> Tensor:  # (N, r)
         return self.features(self.graph.points)

@@ -87,8 +87,8 @@ def collapsed_kernel(features: FeatureMap, series: Series, tol: float | None = N
     interval = _spectral_interval(matrix)
     series.check_spectrum(interval, psd=graph.normalization != "random_walk")
     if tol is None:
-        tol = 10 * torch.finfo(graph.points.dtype).eps
-    coefficients = series.chebyshev(interval, tol).to(graph.points)
+        tol = 100 * torch.finfo(graph.points.dtype).eps
+    coefficients = series.chebyshev(interval, 0.1 * tol).to(graph.points)
     return SeriesLinearOperator(matrix, coefficients, interval=interval, series=series)
 
 
