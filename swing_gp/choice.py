@@ -27,8 +27,8 @@ __all__ = ["Choice", "choose_features"]
 # Seconds for one ...
 WEIGHT = 1e-8  # weight of a dense block, made
 WEIGHT_PRODUCT = 2.5e-10  # weight of a dense block, multiplied
-PAIR = 2.5e-7  # pair of a list, found and weighed
-PAIR_PRODUCT = 1.6e-9  # pair of a list, multiplied
+PAIR = 1.5e-7  # pair of a list, found and weighed
+PAIR_PRODUCT = 1.3e-9  # pair of a list, multiplied
 TRANSFORM = {1: 1e-7, 2: 1.8e-7, 3: 5e-7}  # point of a W v on the grid, by dimension
 MODE = 3e-6  # mode of a grid, laid out and checked
 FFT_POINT = 1.3e-8  # point of the padded grid in a product with T

@@ -11,15 +11,16 @@ tensor([[1.0000, 0.6065, 0.0111]])
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from swing_gp.edges import EdgeFunction
 from swing_gp.validation import check_choice
 
-__all__ = ["NORMALIZATIONS", "ImplicitGraph", "row_chunks"]
+__all__ = ["NORMALIZATIONS", "ImplicitGraph", "recomputed", "row_chunks"]
 
 NORMALIZATIONS = ("symmetric", "random_walk", None)
 
@@ -112,3 +113,19 @@ class ImplicitGraph:
     def weight_rows(self, nodes: Tensor) -> Tensor:  # (n,) -> (n, N)
         """Exact rows of W, at O(N) each: the yardstick of :meth:`estimate_error`."""
         return self.edge.weights(self.points[nodes], self.points)
+
+
+def recomputed(function: Callable[..., Tensor], graph: ImplicitGraph) -> Callable[..., Tensor]:
+    """``function(rows, edge, points, ...)`` on the tensors of the graph; its backward pass computes the block anew."""
+
+    def block(rows: Tensor, *others: Tensor) -> Tensor:
+        def run(rows: Tensor, points: Tensor, *tensors: Tensor) -> Tensor:
+            split = len(graph.edge.parameters())
+            return function(rows, graph.edge.with_parameters(*tensors[:split]), points, *tensors[split:])
+
+        tensors = (rows, *graph.tensors(), *others)
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+            return checkpoint(run, *tensors, use_reentrant=False, preserve_rng_state=False)
+        return run(*tensors)
+
+    return block

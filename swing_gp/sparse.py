@@ -1,9 +1,11 @@
-"""Sparse matrices with differentiable values: a fixed pattern, kept for products with the matrix and with its transpose."""
+"""Sparse matrices with differentiable values: a fixed pattern, for products with the matrix and with its transpose."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import scipy.sparse
@@ -17,28 +19,38 @@ __all__ = ["SparsePattern"]
 class SparsePattern:
     """Where the entries of a sparse matrix are; products take the values as an argument, so gradients reach them.
 
-    The transpose is kept as a pattern of its own, because torch multiplies CSC tensors far more slowly.
+    Indices are int32 where they fit: products are bound by memory, and twice as fast.
     """
 
     shape: tuple[int, int]
     crow: Tensor
     col: Tensor
-    crow_t: Tensor
-    col_t: Tensor
-    order_t: Tensor
 
     @classmethod
     def from_scipy(cls, matrix: scipy.sparse.csr_array) -> SparsePattern:
         """The pattern of a canonical CSR matrix, in the order of its ``data``."""
-        rows, columns = matrix.shape
-        numbered = scipy.sparse.csr_array((np.arange(matrix.nnz), matrix.indices, matrix.indptr), shape=matrix.shape)
-        flipped = numbered.T.tocsr()
-        indices = (matrix.indptr, matrix.indices, flipped.indptr, flipped.indices, flipped.data)
-        return cls((rows, columns), *(torch.from_numpy(np.asarray(index, dtype=np.int64)) for index in indices))
+        dtype = np.int32 if max(matrix.nnz, *matrix.shape) < 2**31 else np.int64
+        return cls(
+            matrix.shape, *(torch.from_numpy(index.astype(dtype, copy=False)) for index in (matrix.indptr, matrix.indices))
+        )
 
-    def rows(self) -> Tensor:
-        """The row of every entry."""
-        return torch.repeat_interleave(torch.arange(self.shape[0]), self.crow.diff())
+    @property
+    def num_entries(self) -> int:
+        return len(self.col)
+
+    def rows(self, start: int = 0, stop: int | None = None) -> Tensor:
+        """The row of every entry (of the rows from ``start`` to ``stop``)."""
+        stop = self.shape[0] if stop is None else stop
+        return torch.repeat_interleave(torch.arange(start, stop), self.crow[start : stop + 1].diff())
+
+    def blocks(self, entries: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Rows and columns of the entries, about ``entries`` of them at a time, in order."""
+        start = 0
+        while start < self.shape[0]:
+            bound = int(self.crow[start]) + entries
+            stop = max(start + 1, int(torch.searchsorted(self.crow, bound, right=True)) - 1)
+            yield self.rows(start, stop), self.col[int(self.crow[start]) : int(self.crow[stop])].long()
+            start = stop
 
     def log_sum(self, log_values: Tensor) -> Tensor:  # (entries,) -> (rows,)
         """Logarithms of the row sums of exponentials; every row has an entry."""
@@ -48,16 +60,19 @@ class SparsePattern:
         return torch.zeros_like(like).index_add(0, rows, (log_values - largest[rows]).exp()).log() + largest
 
     def matmul(self, values: Tensor, rhs: Tensor) -> Tensor:
-        device = values.device
-        return _csr(self.crow.to(device), self.col.to(device), values, self.shape) @ rhs
+        with warnings.catch_warnings():  # torch says once that CSR is in beta
+            warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+            crow, col = self.crow.to(values.device), self.col.to(values.device)
+            return torch.sparse_csr_tensor(crow, col, values, self.shape, check_invariants=False) @ rhs
 
     def t_matmul(self, values: Tensor, rhs: Tensor) -> Tensor:
-        device = values.device
-        flipped = values[self.order_t.to(device)]
-        return _csr(self.crow_t.to(device), self.col_t.to(device), flipped, self.shape[::-1]) @ rhs
+        order, flipped = self._transpose
+        return flipped.matmul(values[order.to(values.device)], rhs)
 
-
-def _csr(crow: Tensor, col: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
-    with warnings.catch_warnings():  # torch says once that CSR is in beta
-        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
-        return torch.sparse_csr_tensor(crow, col, values, shape, check_invariants=False)
+    @cached_property
+    def _transpose(self) -> tuple[Tensor, SparsePattern]:
+        """The transpose as a pattern of its own, because torch multiplies CSC tensors far more slowly."""
+        numbered = scipy.sparse.csr_array(
+            (np.arange(self.num_entries), self.col.numpy(), self.crow.numpy()), shape=self.shape
+        ).T.tocsr()
+        return torch.from_numpy(numbered.data), SparsePattern.from_scipy(numbered)

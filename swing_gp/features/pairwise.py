@@ -11,11 +11,10 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from swing_gp.edges import EdgeFunction
 from swing_gp.features.protocol import FeatureMap
-from swing_gp.graph import ImplicitGraph, row_chunks
+from swing_gp.graph import ImplicitGraph, recomputed, row_chunks
 
 __all__ = ["PairwiseFeatures"]
 
@@ -60,7 +59,7 @@ class PairwiseFeatures(FeatureMap):
         if self._keeps(x):
             return self._weights.mT @ values
         x = self.graph.points if x is None else x
-        block = _recomputed(lambda rows, edge, p, v: edge.weights(rows, p).mT @ v, self.graph)
+        block = recomputed(lambda rows, edge, p, v: edge.weights(rows, p).mT @ v, self.graph)
         chunks = row_chunks(x.shape[0], self.graph.num_nodes, x.dtype)
         parts = (block(x[rows], values[rows]) for rows in chunks)
         total = next(parts)
@@ -75,27 +74,11 @@ class PairwiseFeatures(FeatureMap):
         def move(rows: Tensor, edge: EdgeFunction, p: Tensor, noise: Tensor) -> Tensor:
             return torch.softmax(edge.log_weights(rows, p) + noise.unsqueeze(-2), dim=-1) @ p
 
-        block = _recomputed(move, self.graph)
+        block = recomputed(move, self.graph)
         chunks = row_chunks(x.shape[-2], len(x) * self.graph.num_nodes, x.dtype)
         return torch.cat([block(x[:, rows], log_noise) for rows in chunks], dim=-2)
 
     def _by_rows(self, x: Tensor | None, function: Callable[..., Tensor], *others: Tensor) -> Tensor:
         x = self.graph.points if x is None else x
-        block = _recomputed(function, self.graph)
+        block = recomputed(function, self.graph)
         return torch.cat([block(x[rows], *others) for rows in row_chunks(x.shape[0], self.graph.num_nodes, x.dtype)])
-
-
-def _recomputed(function: Callable[..., Tensor], graph: ImplicitGraph) -> Callable[..., Tensor]:
-    """``function(rows, edge, points, ...)`` on the tensors of the graph; its backward pass computes the block anew."""
-
-    def block(rows: Tensor, *others: Tensor) -> Tensor:
-        def run(rows: Tensor, points: Tensor, *tensors: Tensor) -> Tensor:
-            split = len(graph.edge.parameters())
-            return function(rows, graph.edge.with_parameters(*tensors[:split]), points, *tensors[split:])
-
-        tensors = (rows, *graph.tensors(), *others)
-        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-            return checkpoint(run, *tensors, use_reentrant=False, preserve_rng_state=False)
-        return run(*tensors)
-
-    return block
