@@ -13,10 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from swing_gp.features.grid import FourierGrid, count_modes
 from swing_gp.features.landmarks import AccuracyWarning, LandmarkFeatures, select_landmarks
-from swing_gp.features.neighbors import MAX_NEIGHBORS, NeighborFeatures
+from swing_gp.features.neighbors import MAX_NEIGHBORS, NeighborFeatures, list_cutoff
 from swing_gp.features.pairwise import ONE_BLOCK, PairwiseFeatures
 from swing_gp.features.protocol import FeatureMap
 from swing_gp.graph import ImplicitGraph
@@ -33,13 +34,16 @@ TRANSFORM = {1: 1e-7, 2: 1.8e-7, 3: 5e-7}  # point of a W v on the grid, by dime
 MODE = 3e-6  # mode of a grid, laid out and checked
 FFT_POINT = 1.3e-8  # point of the padded grid in a product with T
 CALL = 4e-4  # product with T, whatever its size
-FLOP = 6e-11  # multiplication and addition of N x r by r x r, and 10 times that of N x r by r
+PIVOT = 1e-4  # landmark, chosen
+FEATURE = 2e-8  # entry of a feature matrix, made
+FEATURE_PRODUCT = 6e-10  # entry of a feature matrix, multiplied
+FLOP = 8e-11  # multiplication and addition of N x r by r x r
 # A chosen route is used for about this many products.
 PRODUCTS = 10
 # Terms of a series on a graph whose spectrum is not known beforehand.
 RAW_TERMS = 24
 # Rows and columns of the sample that neighbours are counted on.
-SAMPLE_ROWS, SAMPLE_COLUMNS = 256, 8192
+SAMPLE_ROWS, SAMPLE_COLUMNS = 256, 4096
 # Landmarks are probed on this many nodes; more nodes than that leave the spectrum of the normalised graph unchanged.
 PROBE = 2000
 LANDMARKS = 512
@@ -75,9 +79,10 @@ def choose_features(
     terms = len(series.chebyshev(graph.spectrum, 0.1 * tol)) if graph.normalization else RAW_TERMS
     most = LANDMARKS if num_features is None else num_features
     costs, notes = {}, []
+    chosen: Tensor | None = None
     if graph.num_nodes <= ONE_BLOCK:
         costs["pairwise"] = graph.num_nodes**2 * (WEIGHT + PRODUCTS * terms * WEIGHT_PRODUCT)
-    average = expected_neighbors(graph, graph.edge.cutoff(0.3 * tol, graph.dim))
+    average, effective_rank = sample_pairs(graph, list_cutoff(graph, tol))
     if average <= MAX_NEIGHBORS:
         costs["neighbors"] = graph.num_nodes * average * (PAIR + PRODUCTS * terms * PAIR_PRODUCT)
     else:
@@ -86,19 +91,23 @@ def choose_features(
         costs["grid"] = _grid_cost(graph, modes, terms)
     if graph.edge.positive_definite:
         best = min(costs.values(), default=math.inf)
-        # As many landmarks as could still be the cheapest: a probe may not cost more than what it can save.
         affordable = bisect.bisect(range(1, most + 1), best, key=lambda number: _landmark_cost(graph.num_nodes, number))
-        number, residual = _probe_landmarks(graph, tol, affordable) if affordable else (0, 1.0)
+        number, residual = 0, 1.0
+        # No rank below the effective one leaves a small residual, and a spectrum that decays needs several times as many.
+        if affordable > 4 * effective_rank:
+            number, residual, chosen = _probe_landmarks(graph, tol, affordable, generator)
         if residual <= tol:
             costs["landmarks"] = _landmark_cost(graph.num_nodes, number)
-        else:
+        elif number:
             notes.append(f"{number} landmarks leave a residual of {residual:.1g}")
+        else:
+            notes.append(f"landmarks would have to be many: the effective rank is {effective_rank:.0f}")
 
     makers: dict[str, Callable[[], FeatureMap]] = {
         "pairwise": lambda: PairwiseFeatures(graph),
-        "neighbors": lambda: NeighborFeatures(graph, 0.3 * tol),
+        "neighbors": lambda: NeighborFeatures(graph, tol),
         "grid": lambda: FourierGrid(graph, tol),
-        "landmarks": lambda: LandmarkFeatures(graph, most, generator=generator, residual_tol=tol),
+        "landmarks": lambda: LandmarkFeatures(graph, most, generator=generator, residual_tol=tol, landmarks=chosen),
     }
     for method in sorted(costs, key=lambda name: costs[name]):
         try:
@@ -135,13 +144,19 @@ def known_error(features: FeatureMap) -> float | None:
 
 
 @torch.no_grad()
-def expected_neighbors(graph: ImplicitGraph, cutoff: float) -> float:
-    """The mean number of nodes within a distance (in lengthscales) of a node, from a sample of rows and columns."""
+def sample_pairs(graph: ImplicitGraph, cutoff: float) -> tuple[float, float]:
+    r"""From a sample of pairs: the mean number of nodes within a distance (in lengthscales) of a node, and the effective rank
+    :math:`(\mathrm{tr} W)^2 / |W|_F^2`, which is the least number of features that can carry the trace."""
     order = torch.randperm(graph.num_nodes, generator=torch.Generator().manual_seed(0)).to(graph.points.device)
-    scaled = graph.edge.scaled(graph.points[order[:SAMPLE_COLUMNS]])
+    sample = graph.points[order[:SAMPLE_COLUMNS]]
+    scaled = graph.edge.scaled(sample)
     near = torch.cdist(scaled[:SAMPLE_ROWS], scaled, p=graph.edge.norm) <= cutoff
-    share = float(near.sum(-1).double().mean()) - 1  # without the node itself
-    return 1 + share * max(1, graph.num_nodes - 1) / max(1, len(scaled) - 1)
+    squares = graph.edge.weights(sample[:SAMPLE_ROWS], sample).square()
+    # Without the node itself, which is in every sample, then scaled to all others.
+    others = max(1, graph.num_nodes - 1) / max(1, len(sample) - 1)
+    neighbors = 1 + others * (float(near.double().sum(-1).mean()) - 1)
+    row = 1 + others * (float(squares.double().sum(-1).mean()) - 1)
+    return neighbors, graph.num_nodes / row
 
 
 def _grid_cost(graph: ImplicitGraph, modes: int, terms: int) -> float:
@@ -151,16 +166,18 @@ def _grid_cost(graph: ImplicitGraph, modes: int, terms: int) -> float:
     return setup + PRODUCTS * product
 
 
-def _probe_landmarks(graph: ImplicitGraph, tol: float, most: int) -> tuple[int, float]:
-    """How many landmarks a sample of the nodes asks for, and the residual they leave on it."""
-    probe = torch.Generator().manual_seed(0)
-    nodes = torch.randperm(graph.num_nodes, generator=probe)[:PROBE].to(graph.points.device)
+def _probe_landmarks(
+    graph: ImplicitGraph, tol: float, most: int, generator: torch.Generator
+) -> tuple[int, float, Tensor | None]:
+    """How many landmarks a sample of the nodes asks for, the residual they leave on it, and, if the sample is all, which."""
+    nodes = torch.randperm(graph.num_nodes, generator=torch.Generator().manual_seed(0))[:PROBE].to(graph.points.device)
     sample = ImplicitGraph(graph.points[nodes].detach(), graph.edge, graph.normalization)
-    chosen = select_landmarks(sample, most, generator=probe, residual_tol=tol)
+    chosen = select_landmarks(sample, most, generator=generator, residual_tol=tol)
     with torch.no_grad():
         residual = float(LandmarkFeatures(sample, landmarks=chosen).residual_diagonal.mean())
-    return len(chosen), residual
+    return len(chosen), residual, nodes[chosen] if graph.num_nodes <= PROBE else None
 
 
 def _landmark_cost(nodes: int, number: int) -> float:
-    return nodes * number * FLOP * (3 * number + 10 * PRODUCTS) + 10 * number**3 * FLOP
+    setup = number * PIVOT + nodes * number * (FEATURE + number * FLOP)
+    return setup + PRODUCTS * nodes * number * FEATURE_PRODUCT

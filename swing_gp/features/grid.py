@@ -33,11 +33,16 @@ MAX_WIDENINGS = 12
 
 def count_modes(graph: ImplicitGraph, tol: float) -> int | None:
     """The modes that a grid would have, before any check against exact rows; None where there can be no grid."""
-    if graph.dim > 3 or graph.points.requires_grad or graph.points.device.type != "cpu":
+    if graph.dim > 3 or graph.points.requires_grad or graph.points.device.type != "cpu" or tol < least_tol(graph):
         return None
     _, spacing, band = _layout(graph, tol)
     _, count = _half_widths(band, spacing)
     return int(count) if count <= MAX_MODES else None
+
+
+def least_tol(graph: ImplicitGraph) -> float:
+    """The least error that transforms in the points' precision can hold."""
+    return 1e-6 if graph.points.dtype == torch.float32 else 1e-13
 
 
 def _layout(graph: ImplicitGraph, tol: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -76,13 +81,20 @@ class FourierGrid(FeatureMap):
             )
         if graph.points.device.type != "cpu":
             raise ValueError(f"FourierGrid runs on the CPU, the points are on {graph.points.device}: use points.cpu().")
+        if tol < (least := least_tol(graph)):
+            raise ValueError(
+                f"tol={tol:g} is below the rounding error of {graph.points.dtype} points on a Fourier grid, {least:g}; convert "
+                "them with points.double(), or use a larger tol."
+            )
         self.graph = graph
         self._center, self._spacing, band = _layout(graph, tol)
         # The band is right for points that fill the box; where exact rows of W say otherwise, it is widened.
+        self.row_error = math.inf
         for _ in range(MAX_WIDENINGS):
+            before = self.row_error
             self._set_band(band)
             self.row_error = self._sampled_row_error()
-            if self.row_error <= tol:
+            if self.row_error <= tol or self.row_error > 0.95 * before:
                 break
             band = 1.2 * band
         if self.row_error > tol:

@@ -1,7 +1,7 @@
 r"""Neighbour lists: the weights above a cut-off, found by a k-d tree and kept as a sparse matrix of O(N) entries.
 
 Where the lengthscale is near the spacing of the points (most meshes), almost all weights are numerically zero. The pairs
-within the cut-off are the graph then; what is dropped is the share ``tol`` of the integral of f.
+within the cut-off are the graph then; what is dropped is a share of the integral of f that ``tol`` sets.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from swing_gp.graph import ImplicitGraph, chunk_entries, recomputed
 from swing_gp.sparse import SparsePattern
 from swing_gp.validation import check_interval
 
-__all__ = ["NeighborFeatures"]
+__all__ = ["NeighborFeatures", "list_cutoff"]
 
 # A list is for graphs with O(N) edges; this many a node is where the other routes are cheaper in any case.
 MAX_NEIGHBORS = 2000
@@ -36,7 +36,8 @@ class NeighborFeatures(FeatureMap):
 
     Gradients reach lengthscale and points on the fixed pattern.
 
-    :param tol: the share of the integral of f that the cut-off may drop; a hard ball drops nothing.
+    :param tol: the relative error of kernel products to aim for: the cut-off drops a third of this share of the integral
+        of f; a hard ball drops nothing.
     :param cutoff: the cut-off distance in lengthscales, to set it by hand.
     """
 
@@ -44,7 +45,7 @@ class NeighborFeatures(FeatureMap):
         self.tol = check_interval("tol", tol, 0, 1)
         if cutoff is not None and not cutoff > 0:
             raise ValueError(f"cutoff must be positive, got {cutoff!r}.")
-        self.cutoff = graph.edge.cutoff(tol, graph.dim) if cutoff is None else float(cutoff)
+        self.cutoff = list_cutoff(graph, tol) if cutoff is None else float(cutoff)
         self.graph = graph
         # The tree lives in the units of the lengthscale it was made for; tempered copies reuse it as it is.
         self._unit = graph.edge.lengthscale.detach()
@@ -151,6 +152,11 @@ class NeighborFeatures(FeatureMap):
             shares = (log_weights - total[pattern.rows().to(total.device)]).exp()
             moved.append(pattern.matmul(shares, self.graph.points))
         return torch.stack(moved)
+
+
+def list_cutoff(graph: ImplicitGraph, tol: float) -> float:
+    """The cut-off, in lengthscales, that keeps the error of kernel products below the tolerance."""
+    return graph.edge.cutoff(tol / 3, graph.dim)
 
 
 def _sampled_neighbors(tree: scipy.spatial.cKDTree, cutoff: float, norm: float) -> float:

@@ -43,7 +43,9 @@ class PairwiseFeatures(FeatureMap):
     @cached_property
     def _weights(self) -> Tensor:
         with torch.no_grad():
-            return self.graph.edge.weights(self.graph.points, self.graph.points)
+            weights = self.graph.edge.weights(self.graph.points, self.graph.points)
+        # Numbers below the normal range slow every product with them by far.
+        return torch.nn.functional.threshold(weights, torch.finfo(weights.dtype).tiny, 0.0)
 
     def _keeps(self, x: Tensor | None) -> bool:
         """Whether a product at x may use the kept block: it carries no gradients to the graph."""
@@ -68,6 +70,8 @@ class PairwiseFeatures(FeatureMap):
         return total
 
     def log_degree(self, x: Tensor | None = None) -> Tensor:
+        if self._keeps(x):
+            return self._weights.sum(-1).log()
         return self._by_rows(x, lambda rows, edge, p: torch.logsumexp(edge.log_weights(rows, p), dim=-1))
 
     def average(self, x: Tensor, log_noise: Tensor) -> Tensor:
