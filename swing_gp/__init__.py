@@ -21,6 +21,14 @@ from swing_gp.features import (
 )
 from swing_gp.front import graph_kernel
 from swing_gp.graph import ImplicitGraph
+from swing_gp.kernels import (
+    DiffusionKernel,
+    GraphKernel,
+    InverseCosineKernel,
+    MaternGraphKernel,
+    RandomWalkKernel,
+    RegularizedLaplacianKernel,
+)
 from swing_gp.operators.adjacency import AdjacencyLinearOperator, adjacency
 from swing_gp.operators.diagnostics import ErrorEstimate
 from swing_gp.operators.graph_kernel import FeatureKernelLinearOperator, SeriesLinearOperator
@@ -49,6 +57,7 @@ __all__ = [
     "Choice",
     "DenseFeatures",
     "Diffusion",
+    "DiffusionKernel",
     "EdgeFunction",
     "ErrorEstimate",
     "FeatureKernelLinearOperator",
@@ -57,20 +66,25 @@ __all__ = [
     "FourierGrid",
     "GRFLinearOperator",
     "Gaussian",
+    "GraphKernel",
     "GridFeatures",
     "GridKernelLinearOperator",
     "ImplicitGraph",
     "InverseCosine",
+    "InverseCosineKernel",
     "LandmarkFeatures",
     "Laplace",
     "LowRankPlusDiagonal",
     "Matern",
+    "MaternGraphKernel",
     "NeighborFeatures",
     "PairwiseFeatures",
     "PositiveFeatures",
     "PowerSeries",
     "RandomWalk",
+    "RandomWalkKernel",
     "RegularizedLaplacian",
+    "RegularizedLaplacianKernel",
     "Series",
     "SeriesLinearOperator",
     "SpectralEdge",

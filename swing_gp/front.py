@@ -24,7 +24,7 @@ from swing_gp.series import Series
 from swing_gp.validation import as_generator, check_choice, check_count, check_interval
 from swing_gp.walks import Walks
 
-__all__ = ["graph_kernel", "make_features"]
+__all__ = ["default_tol", "graph_kernel", "kernel_of", "make_features"]
 
 FEATURES = ("auto", "neighbors", "grid", "landmarks", "positive", "fourier", "pairwise")
 # A grid of at most this many modes is used through the closed forms.
@@ -81,23 +81,29 @@ def graph_kernel(
     generator = as_generator(seed)
     if features == "auto" and walks is not None:
         features = "positive" if isinstance(graph.edge, Gaussian) else "pairwise"
-    goal = _default_tol(graph) if tol is None else tol
+    goal = default_tol(graph) if tol is None else tol
     info = None
     if features == "auto":
         chosen, info = choose_features(graph, series, goal, num_features=num_features, generator=generator)
     else:
         chosen = make_features(graph, features, tol=tol, num_features=num_features, generator=generator)
-    if walks is not None:
-        operator = swing_kernel(chosen, series, walks, generator=generator, tol=1e-4 if tol is None else tol)
-    elif isinstance(chosen, FourierGrid):
-        operator = _on_grid(chosen, series)
-    else:
-        operator = collapsed_kernel(chosen, series, tol)
+    operator = kernel_of(chosen, series, walks=walks, tol=tol, generator=generator)
     if info is None:
         method = features if isinstance(features, str) else type(features).__name__
         info = Choice(method, "asked for by name", goal, known_error(chosen), repr(chosen))
     operator.info = info
     return operator
+
+
+def kernel_of(
+    features: FeatureMap, series: Series, *, walks: Walks | None, tol: float | None, generator: torch.Generator
+) -> LinearOperator:
+    """The kernel of a feature map: walked, or collapsed in the form that fits the map."""
+    if walks is not None:
+        return swing_kernel(features, series, walks, generator=generator, tol=1e-4 if tol is None else tol)
+    if isinstance(features, FourierGrid):
+        return _on_grid(features, series)
+    return collapsed_kernel(features, series, tol)
 
 
 def _on_grid(grid: FourierGrid, series: Series) -> LinearOperator:
@@ -108,7 +114,7 @@ def _on_grid(grid: FourierGrid, series: Series) -> LinearOperator:
     return grid_kernel(grid, series)
 
 
-def _default_tol(graph: ImplicitGraph) -> float:
+def default_tol(graph: ImplicitGraph) -> float:
     return 1e-6 if graph.points.dtype == torch.float64 else 1e-4
 
 
@@ -136,7 +142,7 @@ def make_features(
         if num_features is not None:
             raise ValueError(f"num_features has no meaning for features={features!r}, which follows tol; leave it out.")
         kind = FourierGrid if features == "grid" else NeighborFeatures
-        return kind(graph, _default_tol(graph) if tol is None else tol)
+        return kind(graph, default_tol(graph) if tol is None else tol)
     number = 512 if num_features is None else num_features
     if features == "positive":
         return PositiveFeatures(graph, number, generator=generator)

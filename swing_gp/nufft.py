@@ -30,10 +30,12 @@ class PointTransform:
     :param angles: the points in units in which the grid's period is 2 pi, (N, d), on the CPU.
     :param half_widths: M of each axis; the axis has 2 M + 1 modes.
     :param eps: the relative accuracy asked of finufft.
+    :param mask: points that are left out (False) give and take zeros; None for none.
     """
 
-    def __init__(self, angles: Tensor, half_widths: tuple[int, ...], eps: float) -> None:
+    def __init__(self, angles: Tensor, half_widths: tuple[int, ...], eps: float, *, mask: Tensor | None = None) -> None:
         self.angles, self.half_widths = angles.detach(), tuple(half_widths)
+        self.mask = None if mask is None else mask.unsqueeze(-1)
         self.number = len(angles)
         single = angles.dtype == torch.float32
         self.eps = min(max(eps, 1e-6 if single else 1e-14), 0.1)
@@ -49,11 +51,12 @@ class PointTransform:
         return (*(2 * m + 1 for m in self.half_widths[:-1]), self.half_widths[-1] + 1)
 
     def to_modes(self, values: Tensor) -> Tensor:  # (N, k) real -> (k, *modes) complex
-        return _ToModes.apply(values, self)
+        return _ToModes.apply(values if self.mask is None else values * self.mask, self)
 
     def to_points(self, coefficients: Tensor) -> Tensor:  # (k, *modes) complex -> (N, k) real
         """The adjoint of :meth:`to_modes`."""
-        return _ToPoints.apply(coefficients, self)
+        values = _ToPoints.apply(coefficients, self)
+        return values if self.mask is None else values * self.mask
 
     def _plan(self, kind: int, transforms: int) -> Any:
         key = (kind, transforms)

@@ -101,6 +101,19 @@ class Series(ABC):
         safe = torch.where(small, torch.full_like(eigenvalues, switch), eigenvalues)
         return torch.where(small, near, (self(safe) - alpha[0]) / safe)
 
+    def second_remainder(self, eigenvalues: Tensor) -> Tensor:
+        r""":math:`h_2(\lambda) = (h(\lambda) - \alpha_1) / \lambda`, with full accuracy near zero."""
+        terms = 31 if self.degree is None else self.degree + 1
+        alpha = self.coefficients(max(terms, 3)).to(eigenvalues)
+        if self.degree is not None:
+            return horner(alpha[2:], eigenvalues)
+        ratio = abs((alpha[1] / alpha[0]).item())
+        switch = 0.3 * min(1 / ratio if ratio else math.inf, self.radius, 1e6)
+        small = eigenvalues.abs() < switch
+        near = horner(alpha[2:], torch.where(small, eigenvalues, torch.zeros_like(eigenvalues)))
+        safe = torch.where(small, torch.full_like(eigenvalues, switch), eigenvalues)
+        return torch.where(small, near, (self.remainder(safe) - alpha[1]) / safe)
+
     def horizon(self, tol: float, *, bound: float = 1.0, sides: int = 1) -> int:
         r"""The number of terms after which what remains, :math:`\sum_{k \ge n} |c_k| b^k`, is below ``tol`` of the whole.
 

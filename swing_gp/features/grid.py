@@ -29,6 +29,8 @@ MAX_MODES = 2**22
 # The exact block of W that a grid is checked against, and how often it may grow to meet it.
 SAMPLE, SAMPLE_COLUMNS = 8, 4096
 MAX_WIDENINGS = 12
+# Point sets off the graph whose transforms are kept.
+RECENT = 4
 
 
 def count_modes(graph: ImplicitGraph, tol: float) -> int | None:
@@ -45,12 +47,12 @@ def least_tol(graph: ImplicitGraph) -> float:
     return 1e-6 if graph.points.dtype == torch.float32 else 1e-13
 
 
-def _layout(graph: ImplicitGraph, tol: float) -> tuple[Tensor, Tensor, Tensor]:
+def _layout(graph: ImplicitGraph, tol: float, room: float = 1.0, margin: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
     """Centre of the box, spacing of the modes (the period clears the box by the reach of f) and band, in float64."""
     low, high = graph.points.detach().amin(0).double(), graph.points.detach().amax(0).double()
     lengthscale = graph.edge.lengthscale.detach().double().cpu().expand(graph.dim)
-    spacing = 2 * math.pi / (high - low + graph.edge.reach(tol) * lengthscale)
-    return 0.5 * (low + high), spacing, graph.edge.band(tol, graph.dim) / lengthscale
+    spacing = 2 * math.pi / (high - low + (graph.edge.reach(tol) * room + margin) * lengthscale)
+    return 0.5 * (low + high), spacing, graph.edge.band(tol, graph.dim) * room / lengthscale
 
 
 def _half_widths(band: Tensor, spacing: Tensor) -> tuple[Tensor, float]:
@@ -66,10 +68,20 @@ class FourierGrid(FeatureMap):
 
     :param tol: the relative error of products with W (and of degrees) to aim for.
     :param max_modes: refuse grids with more modes than this.
+    :param room: the grid also holds for lengthscales this many times shorter or longer.
+    :param margin: how far beyond the box of the nodes, in lengthscales, points may lie that are evaluated at.
     """
 
-    def __init__(self, graph: ImplicitGraph, tol: float = 1e-6, *, max_modes: int = MAX_MODES) -> None:
-        self.tol, self.max_modes = check_interval("tol", tol, 0, 1), max_modes
+    def __init__(
+        self,
+        graph: ImplicitGraph,
+        tol: float = 1e-6,
+        *,
+        max_modes: int = MAX_MODES,
+        room: float = 1.0,
+        margin: float = 0.0,
+    ) -> None:
+        self.tol, self.max_modes, self.room, self.margin = check_interval("tol", tol, 0, 1), max_modes, room, margin
         if graph.dim > 3:
             raise ValueError(
                 f"FourierGrid takes points in 1, 2 or 3 dimensions, got {graph.dim}: its modes grow as their power. Use "
@@ -87,7 +99,7 @@ class FourierGrid(FeatureMap):
                 "them with points.double(), or use a larger tol."
             )
         self.graph = graph
-        self._center, self._spacing, band = _layout(graph, tol)
+        self._center, self._spacing, band = _layout(graph, tol, room, margin)
         # The band is right for points that fill the box; where exact rows of W say otherwise, it is widened.
         self.row_error = math.inf
         for _ in range(MAX_WIDENINGS):
@@ -138,21 +150,44 @@ class FourierGrid(FeatureMap):
         return math.prod(2 * m + 1 for m in self.half_widths)
 
     def redraw(self, edge: EdgeFunction, generator: torch.Generator) -> FourierGrid:
-        return FourierGrid(self.graph.with_edge(edge), self.tol, max_modes=self.max_modes)
+        return FourierGrid(self.graph.with_edge(edge), self.tol, max_modes=self.max_modes, room=self.room, margin=self.margin)
 
     def transform(self, x: Tensor, *, stretch: int = 1) -> PointTransform:
         """The transforms between points and the modes of the grid (of a grid ``stretch`` times as wide)."""
         angles = ((x.detach().double() - self._center) * self._spacing).to(x.dtype)
-        if bool((angles.abs() > math.pi * (1 + 1e-6)).any()):
+        reached = self.reached(x)
+        angles = angles if reached is None else torch.where(reached.unsqueeze(-1), angles, torch.zeros_like(angles))
+        return PointTransform(angles, tuple(stretch * m for m in self.half_widths), 0.1 * self.tol, mask=reached)
+
+    def reached(self, x: Tensor) -> Tensor | None:  # (n, d) -> (n,)
+        """Which points any node reaches; None for all. Beyond, the periodic edge function would repeat."""
+        angles = (x.detach().double() - self._center) * self._spacing
+        inside = (angles.abs() <= math.pi * (1 + 1e-6)).all(-1)
+        if bool(inside.all()):
+            return None
+        if self.margin < self.graph.edge.reach(self.tol) * self.room:
             raise ValueError(
                 "Points lie beyond the box of the grid and its pad, where the periodic edge function repeats; make a grid "
-                "that covers them."
+                "with a margin that covers them."
             )
-        return PointTransform(angles, tuple(stretch * m for m in self.half_widths), 0.1 * self.tol)
+        return inside
 
     @cached_property
     def nodes(self) -> PointTransform:
         return self.transform(self.graph.points)
+
+    def at(self, x: Tensor) -> PointTransform:
+        """The transforms of any points; the last few are kept, because a solve comes back to them."""
+        key = (x.data_ptr(), x._version, x.shape)
+        if key not in self._recent:
+            while len(self._recent) >= RECENT:
+                self._recent.pop(next(iter(self._recent)))
+            self._recent[key] = (x, self.transform(x))
+        return self._recent[key][1]
+
+    @cached_property
+    def _recent(self) -> dict[tuple, tuple[Tensor, PointTransform]]:
+        return {}
 
     @cached_property
     def frequencies(self) -> Tensor:  # (*modes, d)
@@ -187,12 +222,19 @@ class FourierGrid(FeatureMap):
         transform = self.nodes if x is None else self.transform(x)
         return (self.fold * self.mode_weights * transform.to_modes(values)).flatten(1).mT
 
+    def between(self, x: Tensor, y: Tensor, values: Tensor) -> Tensor:
+        return self.at(x).to_points(self.fold * self.mode_weights * self.at(y).to_modes(values))
+
     def _on_grid(self, coefficients: Tensor) -> Tensor:  # (r, k) -> (k, *modes)
         return coefficients.mT.reshape(-1, *self.nodes.modes)
 
     def log_degree(self, x: Tensor | None = None) -> Tensor:
         ones = torch.ones(self.graph.num_nodes, 1, dtype=self.graph.points.dtype)
         return _checked_log_degree(self.evaluate(x, self.project(ones)).squeeze(-1))
+
+    def extended_log_degree(self, x: Tensor) -> Tensor:
+        ones = torch.ones(self.graph.num_nodes, 1, dtype=self.graph.points.dtype)
+        return self.evaluate(x, self.project(ones)).squeeze(-1).clamp_min(1).log()
 
     def average(self, x: Tensor, log_noise: Tensor) -> Tensor:
         noise = (log_noise - log_noise.amax(-1, keepdim=True)).exp().unsqueeze(-1)
@@ -229,16 +271,21 @@ class GridFeatures(DenseFeatures):
     def bind(self, graph: ImplicitGraph) -> GridFeatures:
         return self if graph is self.graph else GridFeatures(self.grid.bind(graph))
 
+    def residual(self, features: Tensor) -> Tensor:
+        return (1 - features.square().sum(-1)).clamp_min(0)  # one for points that no node reaches, else about the tolerance
+
     def redraw(self, edge: EdgeFunction, generator: torch.Generator) -> GridFeatures:
         return GridFeatures(self.grid.redraw(edge, generator))
 
     def features(self, x: Tensor) -> Tensor:
         frequencies = self.grid.frequencies.flatten(0, -2)
         phase = ((x.double() - self.grid._center) @ frequencies.mT).to(x.dtype)
+        reached = self.grid.reached(x)
         weights = (self.grid.fold * self.grid.mode_weights).flatten()
         # Modes whose weight underflows have no square root with a finite gradient, and no effect.
         root = torch.where(weights > 0, weights, torch.ones_like(weights)).sqrt() * (weights > 0)
-        return torch.cat([root * phase.cos(), root * phase.sin()], dim=-1)
+        features = torch.cat([root * phase.cos(), root * phase.sin()], dim=-1)
+        return features if reached is None else features * reached.unsqueeze(-1)
 
 
 def _checked_log_degree(degree: Tensor) -> Tensor:

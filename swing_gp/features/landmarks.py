@@ -102,15 +102,17 @@ class LandmarkFeatures(DenseFeatures):
 
     @cached_property
     def residual_diagonal(self) -> Tensor:  # (N,)
-        return (1 - self.node_features.square().sum(-1)).clamp_min(0)
+        return self.residual(self.node_features)
+
+    def residual(self, features: Tensor) -> Tensor:
+        return (1 - features.square().sum(-1)).clamp_min(0)
 
     def node_residual(self) -> Tensor:
         return self.residual_diagonal
 
     def log_degree(self, x: Tensor | None = None) -> Tensor:
         features = self._features(x)
-        residual = self.residual_diagonal if x is None else (1 - features.square().sum(-1)).clamp_min(0)
-        degree = features @ self.node_features.sum(-2) + residual
+        degree = features @ self.node_features.sum(-2) + (self.residual_diagonal if x is None else self.residual(features))
         least = float(degree.detach().min())
         if not least > 0:
             raise ValueError(
@@ -118,6 +120,10 @@ class LandmarkFeatures(DenseFeatures):
                 "lengthscale, or features='pairwise'."
             )
         return degree.log()
+
+    def extended_log_degree(self, x: Tensor) -> Tensor:
+        features = self.features(x)
+        return (features @ self.node_features.sum(-2) + self.residual(features)).clamp_min(1).log()
 
 
 @torch.no_grad()

@@ -132,6 +132,19 @@ class NeighborFeatures(FeatureMap):
         multiply = pattern.matmul if x is None else pattern.t_matmul  # among the nodes the weights are symmetric
         return multiply(weights, values.contiguous())
 
+    def between(self, x: Tensor, y: Tensor, values: Tensor) -> Tensor:  # (n, d), (m, d), (m, k) -> (n, k)
+        """Weights between any points, times values."""
+        one, two = (scipy.spatial.cKDTree(self._scaled(z)) for z in (x, y))
+        pattern = SparsePattern.from_scipy(_within(one, two, self.cutoff, self._norm))
+
+        def weigh(x: Tensor, edge: EdgeFunction, points: Tensor, y: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+            return edge.log_weight(x[rows] - y[columns])
+
+        block = recomputed(weigh, self.graph)
+        size = chunk_entries(x.dtype) // self.graph.dim
+        parts = [block(x, y, rows.to(x.device), columns.to(x.device)) for rows, columns in pattern.blocks(size)]
+        return pattern.matmul(torch.cat(parts).exp(), values.contiguous())
+
     def log_degree(self, x: Tensor | None = None) -> Tensor:
         if x is None:  # no node is alone: it has its self-loop
             ones = torch.ones(self.graph.num_nodes, 1, dtype=self.graph.points.dtype, device=self.graph.points.device)

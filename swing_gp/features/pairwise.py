@@ -69,6 +69,10 @@ class PairwiseFeatures(FeatureMap):
             total = total + part
         return total
 
+    def between(self, x: Tensor, y: Tensor, values: Tensor) -> Tensor:  # (n, d), (m, d), (m, k) -> (n, k)
+        """Weights between any points, times values."""
+        return self._by_rows(x, lambda rows, edge, p, y, v: edge.weights(rows, y) @ v, y, values)
+
     def log_degree(self, x: Tensor | None = None) -> Tensor:
         if self._keeps(x):
             return self._weights.sum(-1).log()

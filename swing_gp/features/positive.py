@@ -150,6 +150,9 @@ class PositiveFeatures(DenseFeatures):
         log_features = self._node_log_features if x is None else self.log_features(x)
         return torch.logsumexp(log_features + self._log_totals, dim=-1)
 
+    def extended_log_degree(self, x: Tensor) -> Tensor:
+        return self.log_degree(x).clamp_min(0)
+
     def normalized_features(self, log_degree: Tensor) -> Tensor:
         return _exp(self._node_log_features - 0.5 * log_degree.unsqueeze(-1))
 

@@ -49,6 +49,10 @@ class FeatureMap(ABC):
         """The transpose of :meth:`evaluate`."""
 
     @abstractmethod
+    def between(self, x: Tensor, y: Tensor, values: Tensor) -> Tensor:  # (n, d), (m, d), (m, k) -> (n, k)
+        """Weights between any two sets of points, times values."""
+
+    @abstractmethod
     def average(self, x: Tensor, log_noise: Tensor) -> Tensor:  # (B, n, d), (B, N) -> (B, n, d)
         r"""One move of B space walks (Eq. 5 of the paper): the mean of the nodes under weights
         :math:`a_j f(x - p_j)` for every walker x, with the noise a of its walk given by its logarithm."""
@@ -60,6 +64,11 @@ class FeatureMap(ABC):
     @abstractmethod
     def log_degree(self, x: Tensor | None = None) -> Tensor:  # (n, d) -> (n,)
         r"""Logarithm of the degree :math:`d(x) = \sum_j f(x - p_j)` as this map sees it."""
+
+    def extended_log_degree(self, x: Tensor) -> Tensor:  # (n, d) -> (n,)
+        r"""Logarithm of :math:`\max(d(x), f(0))`, the degree of points off the graph: continuous, equal to the degree at the
+        nodes (whose self-loop weighs f(0) = 1), and bounded below, so that far from all nodes a kernel fades to its prior."""
+        return self.log_degree(x).clamp_min(0)
 
     def node_residual(self) -> Tensor | None:  # (N,)
         """What the map leaves out of the diagonal of W, where it knows."""
@@ -114,6 +123,9 @@ class DenseFeatures(FeatureMap):
     def evaluate_adjoint(self, x: Tensor | None, values: Tensor) -> Tensor:
         return self._features(x).mT @ values
 
+    def between(self, x: Tensor, y: Tensor, values: Tensor) -> Tensor:
+        return self.features(x) @ (self.features(y).mT @ values)
+
     def log_degree(self, x: Tensor | None = None) -> Tensor:
         degree = self._features(x) @ self.node_features.sum(-2)
         least = float(degree.detach().min())
@@ -124,6 +136,13 @@ class DenseFeatures(FeatureMap):
                 "or features='landmarks'."
             )
         return degree.log()
+
+    def extended_log_degree(self, x: Tensor) -> Tensor:
+        return (self.features(x) @ self.node_features.sum(-2)).clamp_min(1).log()
+
+    def residual(self, features: Tensor) -> Tensor | None:  # (n, r) -> (n,)
+        """What the map leaves out of :math:`f(0) = 1` at points with these features, where it knows."""
+        return None
 
     def normalized_features(self, log_degree: Tensor) -> Tensor:  # (N, r)
         r"""The rows of :math:`D^{-1/2} \Phi`."""

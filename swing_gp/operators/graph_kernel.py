@@ -36,11 +36,34 @@ __all__ = ["FeatureKernelLinearOperator", "SeriesLinearOperator", "collapsed_ker
 class FeatureKernelLinearOperator(GraphOperator, LowRankPlusDiagonal):
     """A graph kernel with dense features, in closed form. Principal blocks are plain :class:`LowRankPlusDiagonal`."""
 
+    series: Series
+
     def __init__(
         self, factor: Tensor, core: Tensor, diag: Tensor, *, features: FeatureMap, series: Series, **kwargs: Any
     ) -> None:
         super().__init__(factor, core, diag, features=features, series=series, **kwargs)
         self.features, self.series, self.graph = features, series, features.graph
+
+    def rows(self, x: Tensor, is_node: Tensor) -> tuple[Tensor, Tensor]:  # (n, d), (n,) -> (n, k), (n,)
+        r"""Factor and diagonal at any points, on or off the graph, with the extended degree.
+
+        What the features leave out is a self-loop at a node, where walks may stay any number of times. A point off the
+        graph is only where a walk begins or ends, so there it counts once: :math:`\alpha_0 + \alpha_1 \varepsilon`.
+        """
+        features = self.features
+        assert isinstance(features, DenseFeatures)
+        factor = features.features(x)
+        residual = features.residual(factor)
+        if self.graph.normalization is not None:
+            log_degree = features.extended_log_degree(x)
+            factor = factor * (-0.5 * log_degree).exp().unsqueeze(-1)
+            residual = None if residual is None else residual * (-log_degree).exp()
+        looped, diag = _with_loops(factor, residual, self.series)
+        if residual is not None:
+            origin, slope = self.series.coefficients(2).to(factor)
+            looped = torch.where(is_node.unsqueeze(-1), looped, factor)
+            diag = torch.where(is_node, diag, origin + slope * residual)
+        return looped, diag.expand(len(x))
 
 
 class SeriesLinearOperator(GraphOperator, MatrixFreeLinearOperator):
@@ -48,6 +71,8 @@ class SeriesLinearOperator(GraphOperator, MatrixFreeLinearOperator):
 
     Gradients reach the coefficients (and through them the series), the graph and the degrees.
     """
+
+    series: Series
 
     def __init__(
         self,
@@ -73,6 +98,27 @@ class SeriesLinearOperator(GraphOperator, MatrixFreeLinearOperator):
 
     def _apply(self, rhs: Tensor) -> Tensor:
         return clenshaw(self.adjacency._apply, self.coefficients.to(rhs.dtype), self.interval, rhs)
+
+    @property
+    def origin(self) -> Tensor:
+        return self.series.coefficients(1)
+
+    def draw(self, x: Tensor, number: int) -> Tensor:
+        raise ValueError(
+            f"{type(self.features).__name__} sample at nodes only: off the graph their kernel has no root. Give nodes "
+            "as inputs, or use features='grid' or 'landmarks'."
+        )
+
+    def between(self, x: Tensor, y: Tensor, rhs: Tensor) -> Tensor:  # (n, d), (m, d), (m, k) -> (n, k)
+        r"""The kernel beyond its identity part between any points, before it is normalised:
+        :math:`\alpha_1 w(x, y) + w(x, p) h_2(\tilde W) w(p, y)` with :math:`h_2 = (h - \alpha_1)/\lambda`."""
+        matrix = self.adjacency
+        root = (-0.5 * matrix.log_degree).exp().unsqueeze(-1) if self.graph.normalization else 1.0
+        inner = root * self.features.project_adjoint(self.features.evaluate_adjoint(y, rhs))
+        coefficients = self.series.chebyshev(self.interval, 1e-10, self.series.second_remainder).to(rhs)
+        inner = root * clenshaw(matrix._apply, coefficients, self.interval, inner)
+        slope = self.series.coefficients(2)[1].to(rhs)
+        return slope * self.features.between(x, y, rhs) + self.features.evaluate(x, self.features.project(inner))
 
 
 def collapsed_kernel(features: FeatureMap, series: Series, tol: float | None = None) -> LinearOperator:
@@ -108,13 +154,19 @@ def _closed_form(features: DenseFeatures, series: Series) -> FeatureKernelLinear
         series.check_spectrum((min(ends), max(ends)), psd=True)
 
     core = symmetric_function(gram(factor), series.remainder, check)
+    factor, diag = _with_loops(factor, residual, series)
+    return FeatureKernelLinearOperator(factor, core, diag, features=features, series=series)
+
+
+def _with_loops(factor: Tensor, residual: Tensor | None, series: Series) -> tuple[Tensor, Tensor]:
+    """Rows of the factor scaled for their self-loops, and the diagonal of the kernel."""
     diag, slope = series.coefficients(2).split(1)
     if residual is not None:
         loops = residual.double()
         diag = series(loops)
         if slope.item() != 0:
             factor = factor * (series.remainder(loops) / slope.to(loops)).unsqueeze(-1).to(factor)
-    return FeatureKernelLinearOperator(factor, core, diag.to(factor), features=features, series=series)
+    return factor, diag.to(factor)
 
 
 @torch.no_grad()

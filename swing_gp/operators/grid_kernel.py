@@ -22,6 +22,7 @@ from linear_operator.utils.memoize import cached
 from torch import Tensor
 
 from swing_gp.features.grid import FourierGrid
+from swing_gp.features.pairwise import PairwiseFeatures
 from swing_gp.operators.diagnostics import GraphOperator
 from swing_gp.operators.matrix_free import MatrixFreeLinearOperator
 from swing_gp.operators.polynomial import clenshaw
@@ -85,6 +86,46 @@ class GridKernelLinearOperator(GraphOperator, MatrixFreeLinearOperator):
         modes = self.features.nodes.to_modes(right * rhs)
         modes = clenshaw(self._step, self.coefficients, self.interval, modes)
         return self.identity * rhs + left * self.features.nodes.to_points(self.features.fold * self.weights * modes)
+
+    @property
+    def origin(self) -> Tensor:
+        return self.identity
+
+    def between(self, x: Tensor, y: Tensor, rhs: Tensor) -> Tensor:  # (n, d), (m, d), (m, k) -> (n, k)
+        """The kernel beyond its identity part between any points, before it is normalised."""
+        blocks = []
+        for block in rhs.split(BLOCK, dim=-1):
+            modes = clenshaw(self._step, self.coefficients, self.interval, self.features.at(y).to_modes(block))
+            blocks.append(self.features.at(x).to_points(self.features.fold * self.weights * modes))
+        return torch.cat(blocks, dim=-1) + self._beyond(x, y, rhs)
+
+    def _beyond(self, x: Tensor, y: Tensor, rhs: Tensor) -> Tensor | float:
+        """The first-order weights among points that no node reaches, which the grid leaves out."""
+        rows, columns = self.features.reached(x), self.features.reached(y)
+        if rows is None or columns is None:
+            return 0.0
+        slope = self.series.coefficients(2)[1].to(rhs)
+        weights = PairwiseFeatures(self.graph).between(x[~rows], y[~columns], rhs[~columns])
+        return torch.zeros(len(x), rhs.shape[-1], dtype=rhs.dtype).index_put((~rows,), slope * weights)
+
+    def draw(self, x: Tensor, number: int) -> Tensor:  # (n, d) -> (n, number)
+        r"""Samples of a Gaussian process with the covariance of :meth:`between`, at any points.
+
+        In the space of modes the covariance is :math:`B^{1/2} h(\hat T) B^{1/2}` with
+        :math:`\hat T = B^{1/2} T B^{1/2}`, so white noise goes through a Chebyshev polynomial of :math:`\sqrt h`.
+        """
+        root = self.weights.clamp_min(0).sqrt()
+        sizes = tuple(2 * width + 1 for width in self.features.half_widths)
+        white = torch.randn(number, *sizes, dtype=self.dtype, device=self.device)
+        modes = torch.fft.rfftn(white, dim=tuple(range(1, white.dim())), norm="ortho")
+
+        def step(modes: Tensor) -> Tensor:
+            return root * toeplitz_product(self.symbol, root * modes)
+
+        tol = max(0.1 * self.tol, 1e-10)
+        half = self.series.chebyshev(self.interval, tol, lambda x: self.series.remainder(x).clamp_min(0).sqrt())
+        modes = root * clenshaw(step, half.to(self.weights), self.interval, modes)
+        return self.features.at(x).to_points(self.features.fold * modes)
 
     def _step(self, modes: Tensor) -> Tensor:
         """T B on the kept modes: to the uniform grid, times 1/d, and back."""

@@ -161,13 +161,20 @@ class LowRankPlusDiagonal(LinearOperator):
     def _symmetric_core(self) -> Tensor:  # (*batch, k, k), float64
         return 0.5 * (self.core + self.core.mT).double()
 
-    def _scaled(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """D^-1/2 as a column, V, and in float64 the Gram matrix G and the capacitance I + C G."""
-        inverse_root = self.diag.rsqrt().unsqueeze(-1)  # (*batch, N or 1, 1)
-        scaled = self.factor * inverse_root
+    def _whiten(self, x: Tensor, *, transposed: bool = False) -> Tensor:  # (*batch, N, k) -> (*batch, N, k)
+        r"""M x or :math:`M^\top x`, for an M with :math:`M^\top M = D^{-1}`."""
+        return self.diag.rsqrt().unsqueeze(-1) * x
+
+    def _logdet_of_diagonal(self) -> Tensor:  # (*batch,), float64
+        copies = 1 if self.diag.shape[-1] > 1 else self.shape[-1]
+        return copies * self.diag.double().log().sum(-1)
+
+    def _scaled(self) -> tuple[Tensor, Tensor, Tensor]:
+        """V, and in float64 the Gram matrix G and the capacitance I + C G."""
+        scaled = self._whiten(self.factor)
         gram_matrix = gram(scaled)
         eye = torch.eye(gram_matrix.shape[-1], dtype=gram_matrix.dtype, device=gram_matrix.device)
-        return inverse_root, scaled, gram_matrix, eye + self._symmetric_core() @ gram_matrix
+        return scaled, gram_matrix, eye + self._symmetric_core() @ gram_matrix
 
     def solve(self, right_tensor: Tensor, left_tensor: Tensor | None = None) -> Tensor:
         vector = right_tensor.dim() == 1
@@ -180,21 +187,21 @@ class LowRankPlusDiagonal(LinearOperator):
         return result if left_tensor is None else left_tensor @ result
 
     def _solve(self, rhs: Tensor, preconditioner: Any = None, num_tridiag: int | None = 0) -> Tensor:
-        inverse_root, scaled, _, capacitance = self._scaled()
-        whitened = inverse_root * rhs
+        scaled, _, capacitance = self._scaled()
+        whitened = self._whiten(rhs)
         projected = self._symmetric_core() @ cross_gram(scaled, whitened)
         small = torch.linalg.solve(capacitance, projected)
-        return inverse_root * (whitened - scaled @ small.to(scaled.dtype))
+        return self._whiten(whitened - scaled @ small.to(scaled.dtype), transposed=True)
 
     def inv_quad_logdet(
         self, inv_quad_rhs: Tensor | None = None, logdet: bool | None = False, reduce_inv_quad: bool | None = True
     ) -> tuple[Tensor, Tensor]:
-        inverse_root, scaled, _, capacitance = self._scaled()
+        scaled, _, capacitance = self._scaled()
         factors = torch.linalg.lu_factor(capacitance)
         inv_quad_term = logdet_term = torch.zeros(self.batch_shape, dtype=self.dtype, device=self.device)
         if inv_quad_rhs is not None:
             rhs = inv_quad_rhs.unsqueeze(-1) if inv_quad_rhs.dim() == 1 else inv_quad_rhs
-            whitened = inverse_root * rhs
+            whitened = self._whiten(rhs)
             projected = cross_gram(scaled, whitened)
             small = torch.linalg.lu_solve(*factors, self._symmetric_core() @ projected)
             terms = whitened.double().square().sum(-2) - (projected * small).sum(-2)
@@ -202,8 +209,7 @@ class LowRankPlusDiagonal(LinearOperator):
         if logdet:
             # log|det| from the pivots: I + C G has positive determinant whenever the operator is positive definite.
             small_term = factors[0].diagonal(dim1=-2, dim2=-1).abs().log().sum(-1)
-            copies = 1 if self.diag.shape[-1] > 1 else self.shape[-1]
-            logdet_term = (small_term + copies * self.diag.double().log().sum(-1)).to(self.dtype)
+            logdet_term = (small_term + self._logdet_of_diagonal()).to(self.dtype)
         return inv_quad_term, logdet_term
 
     def inv_quad(self, inv_quad_rhs: Tensor, reduce_inv_quad: bool = True) -> Tensor:
@@ -237,7 +243,7 @@ class LowRankPlusDiagonal(LinearOperator):
         :math:`C \phi(GC) = \phi(0) C + C G^{1/2} \psi(M) G^{1/2} C` with :math:`M = G^{1/2} C G^{1/2}` symmetric: no
         inverse of C or G appears.
         """
-        _, scaled, gram_matrix, _ = self._scaled()
+        scaled, gram_matrix, _ = self._scaled()
         core = self._symmetric_core()
         values, vectors = torch.linalg.eigh(gram_matrix)
         half = (vectors * values.clamp_min(0).sqrt().unsqueeze(-2)) @ vectors.mT

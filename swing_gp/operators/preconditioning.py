@@ -25,17 +25,31 @@ POWER_STEPS = 8
 
 
 class LandmarkControl:
-    """The landmark kernel of a graph, made when first needed."""
+    """The landmark kernel of a graph, made when first needed.
 
-    def __init__(self, graph: ImplicitGraph, series: Series, number: int = LANDMARKS) -> None:
-        self.graph, self.series, self.number = graph, series, number
-        self._distance: float | None = None
+    :param before: the control of the same graph at hyper-parameters nearby.
+    """
+
+    _distance: float | None
+
+    def __init__(self, graph: ImplicitGraph, series: Series, before: LandmarkControl | None = None) -> None:
+        self.graph, self.series = graph, series
+        # At hyper-parameters nearby the landmarks, and what was learnt of their distance, stay as they are.
+        self._landmarks = None if before is None else before.landmarks
+        self._distance = None if before is None else before._distance
+
+    @property
+    def landmarks(self) -> Tensor | None:
+        """The node ids, once they were chosen."""
+        kernel = self.__dict__.get("kernel")
+        return self._landmarks if kernel is None else kernel.features.landmarks
 
     @cached_property
     def kernel(self) -> FeatureKernelLinearOperator:
         with torch.no_grad():
             generator = torch.Generator().manual_seed(0)
-            kernel = collapsed_kernel(LandmarkFeatures(self.graph, self.number, generator=generator), self.series)
+            features = LandmarkFeatures(self.graph, LANDMARKS, generator=generator, landmarks=self._landmarks)
+            kernel = collapsed_kernel(features, self.series)
         assert isinstance(kernel, FeatureKernelLinearOperator)
         return kernel
 

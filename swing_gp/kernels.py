@@ -1,0 +1,475 @@
+r"""GPyTorch kernels on implicit graphs.
+
+The nodes are given when the kernel is made; inputs are coordinates, on or off the graph, or node ids as a ``LongTensor``:
+
+>>> import torch, gpytorch
+>>> points = torch.rand(500, 3, generator=torch.Generator().manual_seed(0))
+>>> kernel = gpytorch.kernels.ScaleKernel(DiffusionKernel(points, time=2.0, lengthscale=0.3))
+>>> kernel(torch.arange(10)).shape, kernel(torch.rand(7, 3), points).shape
+(torch.Size([10, 10]), torch.Size([7, 500]))
+
+Off the graph a point has the degree :math:`\max(\sum_j f(x - p_j), f(0))`, so that kernels are continuous, agree between
+routes and fade to a bounded prior variance far from all nodes. The identity part :math:`\alpha_0` belongs to a point: it
+counts wherever both inputs are the same node or the same coordinates. There is no variance parameter: use ``ScaleKernel``.
+Sums of kernels fall back to GPyTorch's own prediction, and products make GPyTorch build dense matrices.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from typing import Any
+
+import torch
+from gpytorch.constraints import GreaterThan, Interval, Positive
+from gpytorch.kernels import Kernel
+from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
+from gpytorch.priors import Prior
+from linear_operator.operators import CatLinearOperator, LinearOperator
+from torch import Tensor
+
+from swing_gp.edges import EdgeFunction, Gaussian
+from swing_gp.graph import ImplicitGraph
+from swing_gp.operators.graph_kernel import FeatureKernelLinearOperator
+from swing_gp.operators.kernel_block import KernelBlock
+from swing_gp.operators.low_rank_covariance import LowRankCross, LowRankPlusGroups
+from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
+from swing_gp.prediction import GraphPredictionStrategy
+from swing_gp.series import Diffusion, InverseCosine, Matern, RandomWalk, RegularizedLaplacian, Series
+from swing_gp.sites import NodeTable, Sites
+from swing_gp.structure import Recipe, Structure
+from swing_gp.walks import Walks
+
+__all__ = [
+    "DiffusionKernel",
+    "GraphKernel",
+    "InverseCosineKernel",
+    "MaternGraphKernel",
+    "RandomWalkKernel",
+    "RegularizedLaplacianKernel",
+]
+
+
+class Nodes(torch.nn.Module):
+    """The points of a graph. They are kept out of the kernel itself, whose own buffers GPyTorch indexes as batched."""
+
+    points: Tensor
+
+    def __init__(self, points: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("points", points)
+
+
+class _Memory:
+    """What a kernel can make anew. Copies and files keep only what fixes it: see :meth:`Structure.state`."""
+
+    def __init__(self, restored: dict[tuple[int, ...], dict] | None = None) -> None:
+        self.restored = restored or {}
+        self.table: NodeTable | None = None
+        self.structures: dict[tuple[int, ...], Structure] = {}
+        self.operator: tuple[Any, LinearOperator] | None = None
+
+    def states(self) -> dict[tuple[int, ...], dict]:
+        return {**self.restored, **{index: structure.state() for index, structure in self.structures.items()}}
+
+    def __reduce__(self) -> tuple:
+        return _Memory, (self.states(),)
+
+    def structure(
+        self, index: tuple[int, ...], graph: ImplicitGraph, series: Series, recipe: Recipe, room: bool, outside: bool
+    ) -> Structure:
+        """The structure that holds for a graph: the current one, a restored one, or a new one."""
+        current = self.structures.get(index)
+        if current is not None and not current.about(graph):  # the points moved to another dtype or device
+            self.restored = self.states()
+            self.structures, current = {}, None
+        if current is None and index in self.restored:
+            current = Structure.restore(recipe, graph, series, self.restored.pop(index))
+        if current is None or not current.holds(graph):
+            outside = outside or (current is not None and current.outside)
+            current = Structure(recipe, graph, series, training=room, outside=outside)
+        elif outside and not current.outside:
+            current = current.widened(series)
+        self.structures[index] = current
+        return current
+
+
+class GraphKernel(Kernel):
+    r"""What all graph kernels share; a subclass says which series.
+
+    :param points: the nodes, (N, d), or an :class:`~swing_gp.ImplicitGraph`, whose edge function and normalisation are used
+        and whose lengthscale is where training starts.
+    :param lengthscale: where the lengthscale starts, in place of GPyTorch's 0.69 or the graph's own.
+    :param features: as of :func:`~swing_gp.graph_kernel`, and so are ``walks``, ``tol``, ``num_features`` and ``seed``.
+    :param ard_num_dims: d for one lengthscale a dimension.
+
+    Landmarks, modes, lists and the choice of ``"auto"`` are made for a lengthscale. They are made anew as soon as training
+    leaves the range in which they hold, and what they were made for is part of the ``state_dict``.
+    """
+
+    has_lengthscale = True
+
+    def __init__(
+        self,
+        points: Tensor | ImplicitGraph,
+        *,
+        lengthscale: float | Tensor | None = None,
+        features: str = "auto",
+        walks: Walks | None = None,
+        tol: float | None = None,
+        num_features: int | None = None,
+        seed: int = 0,
+        ard_num_dims: int | None = None,
+        batch_shape: torch.Size | None = None,
+        active_dims: tuple[int, ...] | None = None,
+        lengthscale_prior: Prior | None = None,
+        lengthscale_constraint: Interval | None = None,
+    ) -> None:
+        graph = points if isinstance(points, ImplicitGraph) else ImplicitGraph(points, Gaussian(1.0))
+        if graph.normalization == "random_walk":
+            raise ValueError("normalization='random_walk' gives no symmetric matrix, so no covariance; use 'symmetric'.")
+        if active_dims is not None and len(active_dims) != graph.dim:
+            raise ValueError(
+                f"active_dims must pick as many input dimensions as the points have: {graph.dim}, got {len(active_dims)}."
+            )
+        if ard_num_dims is not None and ard_num_dims != graph.dim:
+            raise ValueError(f"ard_num_dims must be the dimension of the points, {graph.dim}, got {ard_num_dims}.")
+        if graph.edge.lengthscale.numel() > 1 and ard_num_dims is None:
+            ard_num_dims = graph.dim
+        super().__init__(
+            ard_num_dims=ard_num_dims,
+            batch_shape=batch_shape,
+            active_dims=active_dims,
+            lengthscale_prior=lengthscale_prior,
+            lengthscale_constraint=lengthscale_constraint,
+        )
+        self.nodes = Nodes(graph.points.detach())
+        self.recipe = Recipe(features, walks, tol, num_features, seed)
+        self.edge: EdgeFunction = graph.edge.with_parameters(*(p.detach() for p in graph.edge.parameters()))
+        self.normalization = graph.normalization
+        self._memory = _Memory()
+        self.to(graph.points.dtype)
+        if lengthscale is None and isinstance(points, ImplicitGraph):
+            lengthscale = graph.edge.lengthscale.detach()
+        if lengthscale is not None:
+            self.lengthscale = torch.as_tensor(lengthscale, dtype=graph.points.dtype)
+
+    @property
+    def is_stationary(self) -> bool:
+        return False
+
+    @property
+    def info(self) -> Any:
+        """How the kernel is being computed: a :class:`~swing_gp.Choice`, or None before its first use."""
+        structures = list(self._memory.structures.values())
+        return structures[0].info if structures else None
+
+    @abstractmethod
+    def series(self, index: tuple[int, ...] = ()) -> Series:
+        """The series with the current parameters (of one element of the batch)."""
+
+    def _parameter(self, name: str, index: tuple[int, ...]) -> Tensor:
+        return getattr(self, name).expand(*self.batch_shape, 1)[index].squeeze(-1)
+
+    def _register(self, name: str, value: float, prior: Prior | None, constraint: Interval | None, default: Interval) -> None:
+        """A positive parameter of the series, with the raw value, the constraint and the prior that GPyTorch expects."""
+        raw = torch.nn.Parameter(torch.zeros(*self.batch_shape, 1, dtype=self.nodes.points.dtype))
+        self.register_parameter(f"raw_{name}", raw)
+        self.register_constraint(f"raw_{name}", default if constraint is None else constraint)
+        if prior is not None:
+            self.register_prior(f"{name}_prior", prior, _Getter(name), _Setter(name))
+        setattr(self, name, value)
+
+    # The operator on all nodes
+
+    def operator(self, index: tuple[int, ...] = (), *, outside: bool = False) -> LinearOperator:
+        """The kernel on all nodes at the current hyper-parameters (of one element of the batch).
+
+        :param outside: it will be evaluated beyond the box of the nodes, for which a Fourier grid needs a margin.
+        """
+        points = self.nodes.points
+        differentiable = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in self.parameters())
+        state = (index, outside, points.data_ptr(), points.dtype, *((p.data_ptr(), p._version) for p in self.parameters()))
+        if not differentiable and self._memory.operator is not None and self._memory.operator[0] == state:
+            return self._memory.operator[1]
+        lengthscale = self.lengthscale.expand(*self.batch_shape, *self.lengthscale.shape[-2:])[index].squeeze(-2)
+        lengthscale = lengthscale if self.ard_num_dims else lengthscale.squeeze(-1)
+        graph = ImplicitGraph._replace(self._template(), points, self.edge.with_parameters(lengthscale))
+        series = self.series(index)
+        room = self.training and self.raw_lengthscale.requires_grad
+        operator = self._memory.structure(index, graph, series, self.recipe, room, outside).operator(graph, series)
+        if not differentiable:
+            self._memory.operator = (state, operator)
+        return operator
+
+    def _template(self) -> ImplicitGraph:
+        template = object.__new__(ImplicitGraph)
+        template.normalization = self.normalization
+        return template
+
+    def get_extra_state(self) -> dict:
+        return {"structures": self._memory.states()}
+
+    def set_extra_state(self, state: dict) -> None:
+        self._memory = _Memory(dict(state["structures"]))
+
+    # Covariances between inputs
+
+    def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, last_dim_is_batch: bool = False, **params: Any) -> Any:
+        if last_dim_is_batch:
+            raise RuntimeError("Graph kernels do not work with last_dim_is_batch: the graph lives in all dimensions at once.")
+        same = x1 is x2 or (x1.shape == x2.shape and torch.equal(x1, x2))
+        batch = torch.broadcast_shapes(self.batch_shape, x1.shape[:-2], x2.shape[:-2])
+        if not batch:
+            return self._covariance((), x1, x1 if same else x2, diag)
+        x1 = x1.expand(*batch, *x1.shape[-2:])
+        x2 = x1 if same else x2.expand(*batch, *x2.shape[-2:])
+        parts = []
+        for position in range(batch.numel()):
+            place = tuple(int(i) for i in torch.unravel_index(torch.tensor(position), batch))
+            own = place[len(batch) - len(self.batch_shape) :]
+            index = tuple(0 if size == 1 else i for size, i in zip(self.batch_shape, own, strict=True))
+            one = x1[place]
+            parts.append(self._covariance(index, one, one if same else x2[place], diag))
+        if diag:
+            return torch.stack(parts).reshape(*batch, -1)
+        return _stack(parts, batch)
+
+    def _covariance(self, index: tuple[int, ...], x1: Tensor, x2: Tensor, diag: bool) -> Any:
+        rows = self._table().locate(x1)
+        columns = rows if x2 is x1 else self._table().locate(x2)
+        operator = self.operator(index, outside=self._table().outside(rows) or self._table().outside(columns))
+        if isinstance(operator, FeatureKernelLinearOperator):
+            covariance = self._low_rank(operator, rows, columns)
+        else:
+            covariance = self._block(index, operator, rows, columns)
+        return covariance.diagonal() if diag else covariance
+
+    def _table(self) -> NodeTable:
+        points = self.nodes.points
+        if self._memory.table is None or self._memory.table.points is not points:
+            self._memory.table = NodeTable(points)
+        return self._memory.table
+
+    def _low_rank(self, operator: FeatureKernelLinearOperator, rows: Sites, columns: Sites) -> LinearOperator:
+        left, shared = self._rows(operator, rows)
+        core = operator.core
+        if rows is columns:
+            if rows.distinct:
+                return LowRankPlusDiagonal(left, core, shared)
+            _, group = rows.keys.unique(return_inverse=True)
+            shared = shared.expand(left.shape[:-1])
+            return LowRankPlusGroups(left, core, torch.zeros_like(shared), shared, group=group)
+        right, _ = self._rows(operator, columns)
+        _, group = torch.cat([rows.keys, columns.keys]).unique(return_inverse=True)
+        groups = group.split([len(rows.keys), len(columns.keys)])
+        return LowRankCross(left, core, right, shared.expand(left.shape[:-1]), groups=groups)
+
+    def _rows(self, operator: FeatureKernelLinearOperator, sites: Sites) -> tuple[Tensor, Tensor]:
+        if not sites.on_graph:
+            if self.recipe.walks is not None:
+                raise ValueError(
+                    "Walks have no positive semi-definite extension off the graph: inputs must be nodes. Make them nodes of "
+                    "the graph, or use the collapsed kernel (walks=None)."
+                )
+            return operator.rows(sites.points, sites.nodes >= 0)
+        if sites.nodes.numel() == operator.shape[-1] and torch.equal(sites.nodes, torch.arange(operator.shape[-1])):
+            return operator.factor, operator.diag
+        diag = operator.diag
+        return operator.factor[sites.nodes], diag[sites.nodes] if diag.shape[-1] > 1 else diag
+
+    def _block(self, index: tuple[int, ...], operator: LinearOperator, rows: Sites, columns: Sites) -> LinearOperator:
+        on_graph = rows.on_graph and columns.on_graph
+        if self.recipe.walks is not None and not on_graph:
+            raise ValueError("Walks have no positive semi-definite extension off the graph: inputs must be nodes.")
+        scales = []
+        for sites in (rows, columns):
+            if on_graph or self.normalization is None:  # between nodes the operator has its own
+                scales.append(torch.ones_like(sites.points[:, 0]))
+            else:
+                scales.append((-0.5 * operator.features.extended_log_degree(sites.points)).exp())
+        control = self._memory.structures[index].control(operator)
+        one = torch.ones((), dtype=operator.dtype, device=operator.device)
+        return KernelBlock(operator, scales[0], scales[1], one, sites=(rows, columns), control=control)
+
+    def prediction_strategy(
+        self, train_inputs: Any, train_prior_dist: Any, train_labels: Tensor, likelihood: Any
+    ) -> DefaultPredictionStrategy:
+        return GraphPredictionStrategy(train_inputs, train_prior_dist, train_labels, likelihood)
+
+
+class _Getter:
+    """Reads a parameter for a prior; unlike a lambda it can be pickled."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, module: GraphKernel) -> Tensor:
+        return getattr(module, self.name)
+
+
+class _Setter(_Getter):
+    def __call__(self, module: GraphKernel, value: Tensor) -> None:  # type: ignore[override]
+        setattr(module, self.name, value)
+
+
+def _constrained(name: str, doc: str) -> property:
+    """The constrained value of ``raw_<name>``, as a property that can be set."""
+
+    def get(self: GraphKernel) -> Tensor:
+        raw = getattr(self, f"raw_{name}")
+        return getattr(self, f"raw_{name}_constraint").transform(raw)
+
+    def put(self: GraphKernel, value: float | Tensor) -> None:
+        raw = getattr(self, f"raw_{name}")
+        value = torch.as_tensor(value).to(raw).expand(raw.shape)
+        self.initialize(**{f"raw_{name}": getattr(self, f"raw_{name}_constraint").inverse_transform(value)})
+
+    return property(get, put, doc=doc)
+
+
+class DiffusionKernel(GraphKernel):
+    r"""The heat kernel :math:`\exp(-t L)` of the graph (Kondor & Lafferty, 2002).
+
+    :param time: where t starts.
+
+    Everything else is as of :class:`GraphKernel`.
+    """
+
+    time = _constrained("time", "The diffusion time t.")
+
+    def __init__(
+        self,
+        points: Tensor | ImplicitGraph,
+        *,
+        time: float = 1.0,
+        time_prior: Prior | None = None,
+        time_constraint: Interval | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(points, **kwargs)
+        self._register("time", time, time_prior, time_constraint, Positive())
+
+    def series(self, index: tuple[int, ...] = ()) -> Series:
+        return Diffusion(self._parameter("time", index))
+
+
+class RandomWalkKernel(GraphKernel):
+    r"""The p-step random walk kernel :math:`(a I - L)^p`.
+
+    :param steps: p.
+    :param laziness: where a starts; at least 1.
+    """
+
+    laziness = _constrained("laziness", "The laziness a.")
+
+    def __init__(
+        self,
+        points: Tensor | ImplicitGraph,
+        *,
+        steps: int = 2,
+        laziness: float = 2.0,
+        laziness_prior: Prior | None = None,
+        laziness_constraint: Interval | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(points, **kwargs)
+        self.steps = RandomWalk(steps).steps
+        self._register("laziness", laziness, laziness_prior, laziness_constraint, GreaterThan(1.0))
+
+    def series(self, index: tuple[int, ...] = ()) -> Series:
+        return RandomWalk(self.steps, self._parameter("laziness", index))
+
+
+class RegularizedLaplacianKernel(GraphKernel):
+    r"""The regularised Laplacian :math:`(I + s L)^{-p}` (Smola & Kondor, 2003).
+
+    :param scale: where s starts.
+    :param power: p, fixed.
+    """
+
+    scale = _constrained("scale", "The scale s.")
+
+    def __init__(
+        self,
+        points: Tensor | ImplicitGraph,
+        *,
+        scale: float = 1.0,
+        power: float = 1.0,
+        scale_prior: Prior | None = None,
+        scale_constraint: Interval | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(points, **kwargs)
+        self.power = float(RegularizedLaplacian(1.0, power).power)
+        self._register("scale", scale, scale_prior, scale_constraint, Positive())
+
+    def series(self, index: tuple[int, ...] = ()) -> Series:
+        return RegularizedLaplacian(self._parameter("scale", index), self.power)
+
+
+class InverseCosineKernel(GraphKernel):
+    r"""The inverse cosine kernel :math:`\cos(\pi L / 4)`; it has no parameter."""
+
+    def series(self, index: tuple[int, ...] = ()) -> Series:
+        return InverseCosine()
+
+
+class MaternGraphKernel(GraphKernel):
+    r"""The graph Matern kernel :math:`(2\nu/\kappa^2 + L)^{-\nu}` (Borovitskiy et al., 2021).
+
+    :param nu: the smoothness, fixed.
+    :param kappa: where :math:`\kappa`, the lengthscale along the graph, starts.
+    """
+
+    kappa = _constrained("kappa", "The lengthscale along the graph.")
+
+    def __init__(
+        self,
+        points: Tensor | ImplicitGraph,
+        *,
+        nu: float = 1.5,
+        kappa: float = 1.0,
+        kappa_prior: Prior | None = None,
+        kappa_constraint: Interval | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(points, **kwargs)
+        self.nu = float(Matern(nu).nu)
+        self._register("kappa", kappa, kappa_prior, kappa_constraint, Positive())
+
+    def series(self, index: tuple[int, ...] = ()) -> Series:
+        return Matern(self.nu, self._parameter("kappa", index))
+
+
+def _stack(parts: list[LinearOperator], batch: torch.Size) -> LinearOperator:
+    """Operators of equal shape as one batched operator."""
+    first = parts[0]
+    if all(type(part) is type(first) for part in parts) and isinstance(first, LowRankPlusDiagonal | LowRankCross):
+        # Features may differ in number between elements of the batch: missing ones are zero.
+        width = max(part.core.shape[-1] for part in parts)
+        columns = [0, 2] if isinstance(first, LowRankCross) else [0]
+        tensors = []
+        for position in range(len(first._args)):
+            items = [part._args[position] for part in parts]
+            if position in columns:
+                items = [torch.nn.functional.pad(item, (0, width - item.shape[-1])) for item in items]
+            elif position == 1:
+                pads = [width - item.shape[-1] for item in items]
+                items = [torch.nn.functional.pad(item, (0, pad, 0, pad)) for item, pad in zip(items, pads, strict=True)]
+            else:
+                size = max(item.shape[-1] for item in items)
+                items = [item.expand(size) for item in items]
+            tensors.append(torch.stack(items).reshape(*batch, *items[0].shape))
+        kwargs: dict[str, Any] = {}
+        if isinstance(first, LowRankCross):
+            sides = zip(*(part.groups for part in parts), strict=True)
+            kwargs["groups"] = tuple(torch.stack(side).reshape(*batch, -1) for side in sides)
+        elif isinstance(first, LowRankPlusGroups):
+            kwargs["group"] = torch.stack([part.group for part in parts]).reshape(*batch, -1)
+        return type(first)(*tensors, **kwargs)
+    if len(batch) == 1:
+        return CatLinearOperator(*(part.unsqueeze(0) for part in parts), dim=0)
+    size = math.prod(batch[1:])
+    chunks = [parts[start : start + size] for start in range(0, len(parts), size)]
+    return CatLinearOperator(*(_stack(chunk, batch[1:]).unsqueeze(0) for chunk in chunks), dim=0)

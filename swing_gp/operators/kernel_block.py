@@ -1,0 +1,294 @@
+r"""Covariances between lists of inputs for matrix-free kernels (Fourier grid, neighbour lists), and their solves.
+
+Between nodes the block of K is one product of the whole kernel, scattered and gathered. Off the graph the same kernel goes on
+through the two verbs,
+
+.. math:: k(x, x') = \alpha_0 [x = x'] + s(x) s(x')\, \phi(x)^\top h \,\phi(x') , \qquad s = \max(d, f(0))^{-1/2} .
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from linear_operator import settings
+from linear_operator.operators import AddedDiagLinearOperator, DiagLinearOperator, LinearOperator
+from torch import Tensor
+
+from swing_gp.operators.broadcast import BroadcastLinearOperator
+from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
+from swing_gp.operators.preconditioning import PROBES, LandmarkControl
+from swing_gp.sites import Sites
+
+__all__ = ["KernelBlock", "NoisyKernelBlock"]
+
+# Up to here a diagonal is exact, column by column; above it is estimated.
+EXACT_DIAGONAL = 2048
+COLUMNS = 256
+# Relative residual of conjugate gradients: linear_operator's own default of 1 in training gives wrong gradients.
+SOLVE_TOL = 1e-6
+MAX_STEPS = 2000
+TRACE_SAMPLES = 16
+LANCZOS_STEPS = 40
+
+
+class KernelBlock(LinearOperator):
+    r"""The matrix of :math:`c\,k(x_i, x'_j)` for two lists of inputs, through products alone.
+
+    :param base: the kernel on all nodes.
+    :param left: s at the rows, (n,); unused between nodes.
+    :param right: s at the columns, (m,).
+    :param outputscale: c, a scalar.
+    :param sites: the two lists.
+    :param control: the landmark kernel of the same graph.
+    """
+
+    def __init__(
+        self,
+        base: LinearOperator,
+        left: Tensor,
+        right: Tensor,
+        outputscale: Tensor,
+        *,
+        sites: tuple[Sites, Sites],
+        control: LandmarkControl,
+    ) -> None:
+        super().__init__(base, left, right, outputscale, sites=sites, control=control)
+        self.base, self.left, self.right, self.outputscale = base, left, right, outputscale
+        self.sites, self.control = sites, control
+
+    def _size(self) -> torch.Size:
+        return torch.Size((len(self.sites[0].keys), len(self.sites[1].keys)))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.base.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.base.device
+
+    def _transpose_nonbatch(self) -> LinearOperator:
+        sites = (self.sites[1], self.sites[0])
+        return self.__class__(self.base, self.right, self.left, self.outputscale, sites=sites, control=self.control)
+
+    @property
+    def symmetric(self) -> bool:
+        return self.sites[0] is self.sites[1] or (
+            len(self.sites[0].keys) == len(self.sites[1].keys) and torch.equal(self.sites[0].keys, self.sites[1].keys)
+        )
+
+    # Products
+
+    def _matmul(self, rhs: Tensor) -> Tensor:
+        if rhs.dim() == 1:
+            return self._apply(rhs.unsqueeze(-1)).squeeze(-1)
+        if rhs.dim() == 2:
+            return self._apply(rhs)
+        columns = rhs.movedim(-2, 0)  # (m, *batch, k): one product for the whole batch
+        result = self._apply(columns.reshape(columns.shape[0], -1))
+        return result.reshape(-1, *columns.shape[1:]).movedim(0, -2)
+
+    def _apply(self, rhs: Tensor) -> Tensor:  # (m, k) -> (n, k)
+        rows, columns = self.sites
+        if rows.on_graph and columns.on_graph:
+            full = torch.zeros(self.base.shape[-1], rhs.shape[-1], dtype=rhs.dtype, device=rhs.device)
+            product = self.base._matmul(full.index_add(0, columns.nodes, rhs))[rows.nodes]
+        else:
+            scaled = self.right.unsqueeze(-1) * rhs
+            product = self.left.unsqueeze(-1) * self.base.between(rows.points, columns.points, scaled)
+            product = product + self.base.origin.to(rhs) * self._matches(rhs)
+        return self.outputscale * product
+
+    def _matches(self, rhs: Tensor) -> Tensor:
+        """Sums over the columns that are the same point as a row."""
+        both = torch.cat([self.sites[0].keys, self.sites[1].keys])
+        _, group = both.unique(return_inverse=True)
+        rows, columns = group.split([len(self.sites[0].keys), len(self.sites[1].keys)])
+        totals = torch.zeros(int(group.max()) + 1, rhs.shape[-1], dtype=rhs.dtype, device=rhs.device)
+        return totals.index_add(0, columns, rhs)[rows]
+
+    def _unsqueeze_batch(self, dim: int) -> LinearOperator:
+        return BroadcastLinearOperator(self, repeats=torch.Size((1,)))
+
+    def _expand_batch(self, batch_shape: torch.Size | list[int]) -> LinearOperator:
+        return BroadcastLinearOperator(self, repeats=torch.Size(batch_shape)) if len(batch_shape) else self
+
+    def _mul_constant(self, other: float | Tensor) -> LinearOperator:
+        if torch.is_tensor(other) and other.numel() > 1:
+            return super()._mul_constant(other)
+        scale = self.outputscale * (other.reshape(()) if torch.is_tensor(other) else other)
+        return self.__class__(self.base, self.left, self.right, scale, sites=self.sites, control=self.control)
+
+    # Entries
+
+    def _columns(self, index: Tensor) -> Tensor:  # (c,) -> (n, c)
+        unit = torch.zeros(self.shape[-1], len(index), dtype=self.dtype, device=self.device)
+        unit[index, torch.arange(len(index), device=unit.device)] = 1
+        return self._apply(unit)
+
+    def _get_indices(self, row_index: Tensor, col_index: Tensor, *batch_indices: Tensor) -> Tensor:
+        shape = torch.broadcast_shapes(row_index.shape, col_index.shape)
+        rows, columns = row_index.expand(shape).reshape(-1), col_index.expand(shape).reshape(-1)
+        wanted, position = columns.unique(return_inverse=True)
+        result = torch.zeros(rows.shape, dtype=self.dtype, device=self.device)
+        for start in range(0, len(wanted), COLUMNS):
+            here = (position >= start) & (position < start + COLUMNS)
+            block = self._columns(wanted[start : start + COLUMNS])
+            result = result.masked_scatter(here, block[rows[here], position[here] - start])
+        return result.reshape(shape)
+
+    def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
+        one, two = self.sites[0][row_index], self.sites[1][col_index]
+        if row_index is col_index or (self.symmetric and _same_index(row_index, col_index)):
+            two = one
+        left, right = self.left[row_index], self.right[col_index]
+        return self.__class__(self.base, left, right, self.outputscale, sites=(one, two), control=self.control)
+
+    def _diagonal(self) -> Tensor:
+        if self.symmetric and self.sites[0].on_graph:
+            return self.outputscale * self.base._diagonal()[self.sites[0].nodes]
+        if self.symmetric and self.shape[-1] > EXACT_DIAGONAL:
+            return self._estimated_diagonal()
+        index = torch.arange(self.shape[-1], device=self.device)
+        return self._get_indices(index, index)
+
+    def _estimated_diagonal(self) -> Tensor:
+        """The diagonal off the graph: the landmarks' and an unbiased estimate of what they leave."""
+        close = self.close()
+        signs = frozen_signs(self.shape[-1], PROBES, self.dtype)
+        return close.diagonal() + (signs * (self._apply(signs) - close._matmul(signs))).mean(-1)
+
+    def close(self) -> LowRankPlusDiagonal:
+        """The landmark kernel on the same inputs, for a symmetric block; its points are distinct."""
+        with torch.no_grad():
+            factor, diag = self.control.kernel.rows(self.sites[0].points, self.sites[0].nodes >= 0)
+            core = self.control.kernel.core * self.outputscale.detach().to(self.control.kernel.core)
+            return LowRankPlusDiagonal(factor, core, diag * self.outputscale.detach())
+
+    def prior_samples(self, other: KernelBlock, number: int) -> Tensor:  # (n + m, number)
+        """Joint samples at the rows of this block and of another."""
+        one, two = self.sites[0], other.sites[0]
+        if one.on_graph and two.on_graph:
+            root = self.base.root_decomposition().root
+            white = torch.randn(root.shape[-1], number, dtype=self.dtype, device=self.device)
+            sample = (root @ white)[torch.cat([one.nodes, two.nodes])]
+        else:
+            scale = torch.cat([self.left, other.left]).unsqueeze(-1)
+            sample = scale * self.base.draw(torch.cat([one.points, two.points]), number)
+            # The identity part is one number for every point, however often it is listed.
+            keys, group = torch.cat([one.keys, two.keys]).unique(return_inverse=True)
+            own = torch.randn(len(keys), number, dtype=self.dtype, device=self.device)[group]
+            sample = sample + self.base.origin.to(sample).sqrt() * own
+        return self.outputscale.sqrt() * sample
+
+    def zero_mean_mvn_samples(self, num_samples: int) -> Tensor:
+        nothing = self._getitem(slice(0, 0), slice(0, 0))
+        return self.prior_samples(nothing, num_samples).mT
+
+    # Noise
+
+    def add_diagonal(self, diag: Tensor) -> LinearOperator:
+        if diag.dim() > 1:
+            return super().add_diagonal(diag)
+        return self + DiagLinearOperator(diag.expand(self.shape[-1]))
+
+    def __add__(self, other: Any) -> LinearOperator:
+        if isinstance(other, DiagLinearOperator) and other.dim() == 2 and self.symmetric:
+            return NoisyKernelBlock(self, DiagLinearOperator(other._diagonal()))
+        return super().__add__(other)
+
+
+class NoisyKernelBlock(AddedDiagLinearOperator):
+    """A symmetric block plus noise: solves by preconditioned conjugate gradients, log-determinants by Lanczos quadrature.
+
+    Where the landmark kernel is close enough to precondition, it is used. Probes are drawn from a seed of their own and are
+    the same at every call. No global setting is changed, and tighter ones are respected.
+    """
+
+    def __init__(self, *linear_ops: LinearOperator, preconditioner_override: Any = None) -> None:
+        super().__init__(*linear_ops, preconditioner_override=precondition)
+
+    def _settings(self) -> Any:
+        return _Settings(settings.cg_tolerance.value())
+
+    def _solve(self, rhs: Tensor, preconditioner: Any = None, num_tridiag: int | None = 0) -> Any:
+        with self._settings():
+            return super()._solve(rhs, preconditioner, num_tridiag)
+
+    def solve(self, right_tensor: Tensor, left_tensor: Tensor | None = None) -> Tensor:
+        with self._settings():
+            return super().solve(right_tensor, left_tensor)
+
+    def inv_quad_logdet(
+        self, inv_quad_rhs: Tensor | None = None, logdet: bool | None = False, reduce_inv_quad: bool | None = True
+    ) -> tuple[Tensor, Tensor]:
+        with self._settings(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return super().inv_quad_logdet(inv_quad_rhs, logdet, reduce_inv_quad)
+
+    @torch.no_grad()
+    def logdet_with_error(self, samples: int = TRACE_SAMPLES) -> tuple[float, float]:
+        """The log-determinant and its standard error over the probes of the quadrature."""
+        from linear_operator.utils.lanczos import lanczos_tridiag
+
+        _, close, logdet = precondition(self)
+        action, offset = self._matmul, 0.0
+        if close is not None:
+            half = close.root_inv_decomposition().root
+            offset = float(logdet)
+
+            def action(v: Tensor) -> Tensor:
+                return half.mT @ self._matmul(half @ v)
+
+        signs = frozen_signs(self.shape[-1], samples, self.dtype)
+        steps = min(LANCZOS_STEPS, self.shape[-1])
+        _, tridiagonal = lanczos_tridiag(action, steps, self.dtype, self.device, self.shape, init_vecs=signs)
+        values, vectors = torch.linalg.eigh(tridiagonal.double())
+        terms = self.shape[-1] * (vectors[..., 0, :].square() * values.clamp_min(1e-300).log()).sum(-1)
+        return offset + float(terms.mean()), float(terms.std() / samples**0.5)
+
+
+class _Settings:
+    """The tolerances of our own solves, as one context."""
+
+    def __init__(self, current: float) -> None:
+        self._contexts = (
+            settings.cg_tolerance(min(SOLVE_TOL, current)),
+            settings.max_cg_iterations(max(MAX_STEPS, settings.max_cg_iterations.value())),
+            settings.num_trace_samples(max(TRACE_SAMPLES, settings.num_trace_samples.value())),
+            settings.max_lanczos_quadrature_iterations(max(LANCZOS_STEPS, settings.max_lanczos_quadrature_iterations.value())),
+        )
+
+    def __enter__(self) -> None:
+        for context in self._contexts:
+            context.__enter__()
+
+    def __exit__(self, *exception: Any) -> None:
+        for context in reversed(self._contexts):
+            context.__exit__(*exception)
+
+
+def precondition(noisy: NoisyKernelBlock) -> tuple[Any, Any, Any]:
+    """The landmark kernel plus the noise, where it is close enough to help; nothing otherwise."""
+    block = noisy._linear_op
+    noise = noisy._diag_tensor._diagonal().detach()
+    relative = float(noise.min() / block.outputscale.detach())
+    distinct = block.sites[0].distinct
+    if not distinct or not block.control.helps(block.base, relative):
+        return None, None, None
+    with torch.no_grad():
+        close = block.close().add_diagonal(noise)
+        return close._solve, close, close.logdet()
+
+
+def frozen_signs(number: int, columns: int, dtype: torch.dtype) -> Tensor:
+    """Random signs, the same at every call."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, 2, (number, columns), generator=generator).to(dtype).mul_(2).sub_(1)
+
+
+def _same_index(one: Any, two: Any) -> bool:
+    if torch.is_tensor(one) and torch.is_tensor(two):
+        return one.shape == two.shape and torch.equal(one, two)
+    return not torch.is_tensor(one) and not torch.is_tensor(two) and one == two

@@ -1,0 +1,239 @@
+r"""Low-rank covariances between lists of inputs, where an input may appear more than once.
+
+Off the diagonal of the nodes a kernel with dense features is :math:`F_1 C F_2^\top + S`, and S holds the diagonal part d of
+a point wherever both inputs are that point. Within one list that has repeated points S is no longer diagonal, but it is
+block diagonal with rank-one blocks, so everything stays in closed form and linear in the number of inputs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from linear_operator.operators import (
+    CatLinearOperator,
+    DiagLinearOperator,
+    InterpolatedLinearOperator,
+    LinearOperator,
+    RootLinearOperator,
+    to_linear_operator,
+)
+from linear_operator.utils.memoize import cached
+from torch import Tensor
+
+from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
+
+__all__ = ["LowRankCross", "LowRankPlusGroups", "group_sum"]
+
+
+def group_sum(group: Tensor, values: Tensor) -> Tensor:  # (*batch, n), (*batch, n, k) -> (*batch, n, k)
+    """For every entry the sum over all entries of its group."""
+    index = group.unsqueeze(-1).expand_as(values)
+    totals = torch.zeros(*values.shape[:-2], int(group.max()) + 1, values.shape[-1], dtype=values.dtype, device=values.device)
+    return totals.scatter_add(-2, index, values).gather(-2, index)
+
+
+class LowRankPlusGroups(LowRankPlusDiagonal):
+    r"""The symmetric matrix :math:`R + P D P^\top + W C W^\top`, with P the membership of inputs in groups of equal points.
+
+    For a group with noise R and shared value d, :math:`R + d 1 1^\top = R^{1/2} (I + d u u^\top) R^{1/2}` with
+    :math:`u = R^{-1/2} 1`, whose inverse and root are written out.
+
+    :param factor: W, (\*batch, n, k).
+    :param core: C, (\*batch, k, k).
+    :param diag: the diagonal of R, (\*batch, n): noise, zero before any is added.
+    :param shared: d of the group of every input, (\*batch, n).
+    :param group: the group of every input, (\*batch, n).
+    """
+
+    def __init__(self, factor: Tensor, core: Tensor, diag: Tensor, shared: Tensor, *, group: Tensor) -> None:
+        LinearOperator.__init__(self, factor, core, diag, shared, group=group)
+        self.factor, self.core, self.diag, self.shared, self.group = factor, core, diag, shared, group
+
+    def _check_args(self, *args: Any, **kwargs: Any) -> str | None:
+        return None
+
+    def _transpose_nonbatch(self) -> LinearOperator:
+        return self.__class__(self.factor, self.core.mT, self.diag, self.shared, group=self.group)
+
+    def _expand_batch(self, batch_shape: torch.Size | list[int]) -> LinearOperator:
+        parts = (part.expand(*batch_shape, *part.shape[self.factor.dim() - 2 :]) for part in self._args)
+        group = self.group.expand(*batch_shape, self.group.shape[-1])
+        return self.__class__(*parts, group=group)
+
+    def _group_of(self, values: Tensor) -> Tensor:
+        return self.group.expand(values.shape[:-1])
+
+    def _matmul(self, rhs: Tensor) -> Tensor:
+        vector = rhs.dim() == 1
+        rhs = rhs.unsqueeze(-1) if vector else rhs
+        batch = torch.broadcast_shapes(self.batch_shape, rhs.shape[:-2])
+        rhs = rhs.expand(*batch, *rhs.shape[-2:])
+        small = self.core @ (self.factor.mT @ rhs).to(self.core.dtype)
+        result = self.diag.unsqueeze(-1) * rhs + self.factor @ small.to(self.factor.dtype)
+        result = result + self.shared.unsqueeze(-1) * group_sum(self._group_of(rhs), rhs)
+        return result.squeeze(-1) if vector else result
+
+    def _diagonal(self) -> Tensor:
+        return super()._diagonal() + self.shared
+
+    def _get_indices(self, row_index: Tensor, col_index: Tensor, *batch_indices: Tensor) -> Tensor:
+        entries = super()._get_indices(row_index, col_index, *batch_indices)
+        rows, columns = self.group[(*batch_indices, row_index)], self.group[(*batch_indices, col_index)]
+        shared = self.shared[(*batch_indices, row_index)]
+        return entries + torch.where(rows == columns, shared, torch.zeros_like(shared))
+
+    def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
+        return LinearOperator._getitem(self, row_index, col_index, *batch_indices)
+
+    @cached
+    def to_dense(self) -> Tensor:
+        dense = self.factor @ self.core.to(self.factor.dtype) @ self.factor.mT
+        same = self.group.unsqueeze(-1) == self.group.unsqueeze(-2)
+        return dense + torch.diag_embed(self._full_diag()) + same * self.shared.unsqueeze(-1)
+
+    def _mul_constant(self, other: float | Tensor) -> LinearOperator:
+        scaled = super()._mul_constant(other)
+        assert isinstance(scaled, LowRankPlusDiagonal)
+        shared = self.shared * (other.unsqueeze(-1) if torch.is_tensor(other) else other)
+        group = self.group.expand(shared.shape)
+        return self.__class__(scaled.factor, scaled.core, scaled.diag, shared, group=group)
+
+    def add_diagonal(self, diag: Tensor) -> LinearOperator:
+        noisy = super().add_diagonal(diag)
+        assert isinstance(noisy, LowRankPlusDiagonal)
+        shared = self.shared.expand(noisy.factor.shape[:-1])
+        return self.__class__(noisy.factor, noisy.core, noisy._full_diag(), shared, group=self.group.expand(shared.shape))
+
+    def __add__(self, other: Any) -> LinearOperator:
+        if isinstance(other, LowRankPlusDiagonal):
+            return LinearOperator.__add__(self, other)
+        return super().__add__(other)
+
+    # The block-diagonal part D + R and its whitening
+
+    def _group_weight(self) -> tuple[Tensor, Tensor]:
+        r"""u, and :math:`|u|^2` of the group of every input."""
+        u = self._full_diag().rsqrt()
+        return u, group_sum(self.group, u.square().unsqueeze(-1)).squeeze(-1)
+
+    def _whiten(self, x: Tensor, *, transposed: bool = False) -> Tensor:
+        u, total = self._group_weight()
+        beta = (1 - (1 + self.shared * total).rsqrt()) / total
+
+        def turn(x: Tensor) -> Tensor:  # (I + d u u^T)^-1/2 = I - beta u u^T, group by group
+            weighted = u.unsqueeze(-1) * x
+            return x - (beta * u).unsqueeze(-1) * group_sum(self._group_of(weighted), weighted)
+
+        return u.unsqueeze(-1) * turn(x) if transposed else turn(u.unsqueeze(-1) * x)
+
+    def _logdet_of_diagonal(self) -> Tensor:
+        _, total = self._group_weight()
+        size = group_sum(self.group, torch.ones_like(total).unsqueeze(-1)).squeeze(-1)
+        return (self._full_diag().double().log() + (self.shared * total).double().log1p() / size).sum(-1)
+
+    # Roots
+
+    @cached(name="root_decomposition")
+    def root_decomposition(self, method: str | None = None) -> LinearOperator:
+        values, vectors = torch.linalg.eigh(self._symmetric_core())
+        half = (vectors * values.clamp_min(0).sqrt().unsqueeze(-2)).to(self.factor.dtype)
+        # One column for what the members of a group share, then one of its own for every input.
+        ones = torch.ones(*self.batch_shape, int(self.group.max()) + 1, dtype=self.dtype, device=self.device)
+        member = InterpolatedLinearOperator(
+            DiagLinearOperator(ones),
+            left_interp_indices=self.group.unsqueeze(-1),
+            left_interp_values=self.shared.sqrt().unsqueeze(-1),
+        )
+        own = DiagLinearOperator(self._full_diag().sqrt())
+        return RootLinearOperator(CatLinearOperator(to_linear_operator(self.factor @ half), member, own, dim=-1))
+
+    @cached(name="root_inv_decomposition")
+    def root_inv_decomposition(
+        self, initial_vectors: Tensor | None = None, test_vectors: Tensor | None = None, method: str | None = None
+    ) -> LinearOperator:
+        return LinearOperator.root_inv_decomposition(self, initial_vectors, test_vectors, method)
+
+    def zero_mean_mvn_samples(self, num_samples: int) -> Tensor:  # (S, *batch, n)
+        values, vectors = torch.linalg.eigh(self._symmetric_core())
+        half = (vectors * values.clamp_min(0).sqrt().unsqueeze(-2)).to(self.factor.dtype)
+        like = {"dtype": self.dtype, "device": self.device}
+        low_rank = self.factor @ (half @ torch.randn(*self.batch_shape, half.shape[-1], num_samples, **like))
+        count = int(self.group.max()) + 1
+        draws = torch.randn(*self.batch_shape, count, num_samples, **like)
+        shared = draws.gather(-2, self.group.unsqueeze(-1).expand(*self.group.shape, num_samples))
+        own = torch.randn(*self.batch_shape, self.shape[-1], num_samples, **like)
+        sample = low_rank + self.shared.sqrt().unsqueeze(-1) * shared + self._full_diag().sqrt().unsqueeze(-1) * own
+        return sample.movedim(-1, 0)
+
+
+class LowRankCross(LinearOperator):
+    r"""The rectangular matrix :math:`F_1 C F_2^\top + S` between two lists of inputs.
+
+    :param left: :math:`F_1`, (\*batch, n, k).
+    :param core: C, (\*batch, k, k).
+    :param right: :math:`F_2`, (\*batch, m, k).
+    :param shared: the diagonal part of every row's point, (\*batch, n).
+    :param groups: for rows and for columns, a number that agrees where the points do; (\*batch, n) and (\*batch, m).
+    """
+
+    def __init__(self, left: Tensor, core: Tensor, right: Tensor, shared: Tensor, *, groups: tuple[Tensor, Tensor]) -> None:
+        super().__init__(left, core, right, shared, groups=groups)
+        self.left, self.core, self.right, self.shared, self.groups = left, core, right, shared, groups
+
+    def _size(self) -> torch.Size:
+        return torch.Size((*self.left.shape[:-1], self.right.shape[-2]))
+
+    def _transpose_nonbatch(self) -> LinearOperator:
+        rows, columns = self.groups
+        count = int(max(rows.max(), columns.max())) + 1
+        # The value of a point, seen from the columns: zero where no row is that point.
+        values = torch.zeros(*self.shared.shape[:-1], count, dtype=self.dtype, device=self.device)
+        values = values.scatter(-1, rows.expand(self.shared.shape), self.shared)
+        shared = values.gather(-1, columns.expand(*self.shared.shape[:-1], columns.shape[-1]))
+        return self.__class__(self.right, self.core.mT, self.left, shared, groups=(columns, rows))
+
+    def _expand_batch(self, batch_shape: torch.Size | list[int]) -> LinearOperator:
+        parts = (part.expand(*batch_shape, *part.shape[self.left.dim() - 2 :]) for part in self._args)
+        groups = tuple(group.expand(*batch_shape, group.shape[-1]) for group in self.groups)
+        return self.__class__(*parts, groups=groups)  # type: ignore[arg-type]
+
+    def _matmul(self, rhs: Tensor) -> Tensor:
+        vector = rhs.dim() == 1
+        rhs = rhs.unsqueeze(-1) if vector else rhs
+        batch = torch.broadcast_shapes(self.batch_shape, rhs.shape[:-2])
+        small = self.core @ (self.right.mT @ rhs).to(self.core.dtype)
+        result = self.left @ small.to(self.left.dtype) + self.matches(rhs.expand(*batch, *rhs.shape[-2:]))
+        return result.squeeze(-1) if vector else result
+
+    def matches(self, rhs: Tensor) -> Tensor:  # (*batch, m, k) -> (*batch, n, k)
+        """S v."""
+        rows, columns = (group.expand(*rhs.shape[:-2], group.shape[-1]) for group in self.groups)
+        count = int(max(rows.max(), columns.max())) + 1
+        totals = torch.zeros(*rhs.shape[:-2], count, rhs.shape[-1], dtype=rhs.dtype, device=rhs.device)
+        totals = totals.scatter_add(-2, columns.unsqueeze(-1).expand_as(rhs), rhs)
+        index = rows.unsqueeze(-1).expand(*rows.shape, rhs.shape[-1])
+        return self.shared.unsqueeze(-1) * totals.gather(-2, index)
+
+    def _get_indices(self, row_index: Tensor, col_index: Tensor, *batch_indices: Tensor) -> Tensor:
+        rows, columns = self.left[(*batch_indices, row_index)], self.right[(*batch_indices, col_index)]
+        core = self.core[batch_indices] if batch_indices else self.core
+        entries = (rows.unsqueeze(-2) @ core.to(rows.dtype) @ columns.unsqueeze(-1)).squeeze(-1).squeeze(-1)
+        same = self.groups[0][(*batch_indices, row_index)] == self.groups[1][(*batch_indices, col_index)]
+        shared = self.shared[(*batch_indices, row_index)]
+        return entries + torch.where(same, shared, torch.zeros_like(shared))
+
+    @cached
+    def to_dense(self) -> Tensor:
+        same = self.groups[0].unsqueeze(-1) == self.groups[1].unsqueeze(-2)
+        return self.left @ self.core.to(self.left.dtype) @ self.right.mT + same * self.shared.unsqueeze(-1)
+
+    def _mul_constant(self, other: float | Tensor) -> LinearOperator:
+        if not torch.is_tensor(other):
+            return self.__class__(self.left, self.core * other, self.right, self.shared * other, groups=self.groups)
+        core = self.core * other.to(self.core.dtype)[..., None, None]
+        shared = self.shared * other.unsqueeze(-1)
+        batch = core.shape[:-2]
+        left, right = (part.expand(*batch, *part.shape[-2:]) for part in (self.left, self.right))
+        groups = tuple(group.expand(*batch, group.shape[-1]) for group in self.groups)
+        return self.__class__(left, core, right, shared, groups=groups)  # type: ignore[arg-type]

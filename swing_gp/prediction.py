@@ -1,0 +1,115 @@
+r"""Prediction with graph kernels: GPyTorch's strategies, in closed form or by conjugate gradients.
+
+With dense features the prior at any inputs is :math:`F u + e`: features times weights :math:`u \sim N(0, C)` plus a part e
+that every point has for itself. With noise R, :math:`L = R + S` on the training inputs and
+:math:`M = (C^{-1} + F^\top L^{-1} F)^{-1}`,
+
+.. math:: E f_* = F_* m + S_* L^{-1} (y - F m), \quad m = M F^\top L^{-1} y, \qquad
+          \mathrm{Cov} f_* = H M H^\top + (S_{**} - S_* L^{-1} S_*^\top), \quad H = F_* - S_* L^{-1} F ,
+
+where :math:`S_*` couples inputs that are the same point. Nothing larger than k x k is inverted, and K(test, train) never
+exists.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from gpytorch import settings
+from gpytorch.distributions import MultitaskMultivariateNormal
+from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
+from linear_operator.operators import LinearOperator, ZeroLinearOperator
+from torch import Tensor
+
+from swing_gp.linear_algebra import cross_gram
+from swing_gp.operators.kernel_block import KernelBlock, NoisyKernelBlock
+from swing_gp.operators.low_rank_covariance import LowRankCross, LowRankPlusGroups
+from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
+from swing_gp.operators.posterior import PosteriorCovariance
+
+__all__ = ["GraphPredictionStrategy"]
+
+
+class GraphPredictionStrategy(DefaultPredictionStrategy):
+    """Uses the structure of graph kernels where it is there, and GPyTorch's own strategy where sums or products of kernels
+    have hidden it."""
+
+    def exact_prediction(
+        self,
+        test_mean: Tensor,
+        test_test_covar: Tensor | LinearOperator,
+        test_train_covar: Tensor | LinearOperator,
+    ) -> tuple[Tensor, Tensor | LinearOperator]:
+        noisy, complete = self._noisy, self._complete
+        if isinstance(test_train_covar, LowRankCross) and isinstance(noisy, LowRankPlusDiagonal) and complete:
+            assert isinstance(test_test_covar, LowRankPlusDiagonal)
+            return self._closed_form(test_mean, test_test_covar, test_train_covar)
+        if isinstance(test_train_covar, KernelBlock) and isinstance(noisy, NoisyKernelBlock) and complete:
+            assert isinstance(test_test_covar, KernelBlock)
+            mean = test_mean + (test_train_covar @ self.mean_cache.unsqueeze(-1)).squeeze(-1)
+            if settings.skip_posterior_variances.on():
+                return mean, ZeroLinearOperator(*test_test_covar.shape)
+            return mean, PosteriorCovariance(test_test_covar, test_train_covar, noisy)
+        return super().exact_prediction(test_mean, test_test_covar, test_train_covar)
+
+    def get_fantasy_strategy(
+        self, inputs: Any, targets: Any, full_inputs: Any, full_targets: Any, full_output: Any, **kwargs: Any
+    ) -> DefaultPredictionStrategy:
+        # Conditioning anew costs no more than updating: a k x k system, or one solve.
+        if isinstance(full_output, MultitaskMultivariateNormal) or full_inputs[0].dim() <= full_targets.dim():
+            return super().get_fantasy_strategy(inputs, targets, full_inputs, full_targets, full_output, **kwargs)
+        likelihood = self.likelihood.get_fantasy_likelihood(**kwargs)
+        return self.__class__(full_inputs, full_output, full_targets, likelihood)
+
+    @property
+    def _noisy(self) -> LinearOperator:
+        """K + noise on the training inputs, evaluated once."""
+        if "noisy" not in self.__dict__:
+            self.__dict__["noisy"] = self.lik_train_train_covar.evaluate_kernel()
+        return self.__dict__["noisy"]
+
+    @property
+    def _complete(self) -> bool:
+        """Without missing targets, which GPyTorch's own strategy masks or fills."""
+        return settings.observation_nan_policy.value() == "ignore" or not bool(torch.isnan(self.train_labels).any())
+
+    def _closed_form(self, test_mean: Tensor, test: LowRankPlusDiagonal, cross: LowRankCross) -> tuple[Tensor, LinearOperator]:
+        noisy = self._noisy
+        assert isinstance(noisy, LowRankPlusDiagonal)
+        offset = (self.train_labels - self.train_prior_dist.mean).unsqueeze(-1)
+        scaled, _, capacitance = noisy._scaled()
+        core = noisy._symmetric_core()
+        posterior = torch.linalg.solve(capacitance, core)  # M
+        posterior = 0.5 * (posterior + posterior.mT)
+        whitened = noisy._whiten(offset)
+        weights = posterior @ cross_gram(scaled, whitened)  # m
+        left_over = noisy._whiten(whitened - scaled @ weights.to(scaled.dtype), transposed=True)  # L^-1 (y - F m)
+        mean = cross.left @ weights.to(cross.left.dtype) + cross.matches(left_over)
+        mean = test_mean + mean.squeeze(-1)
+        if settings.skip_posterior_variances.on():
+            return mean, ZeroLinearOperator(*test.shape)
+
+        overlaps = self._overlaps(cross)
+        factor = test.factor
+        prior = test.shared if isinstance(test, LowRankPlusGroups) else test._full_diag()
+        if overlaps:
+            factor = factor - cross.matches(noisy._whiten(scaled, transposed=True))
+            # S_* L^-1 S_*^T couples equal points only; on one of them it is the value of the constant vector 1 there.
+            ones = torch.ones_like(offset)
+            information = noisy._whiten(noisy._whiten(ones), transposed=True)  # L^-1 1, by groups
+            left = prior * (1 - cross.matches(information).squeeze(-1))
+        else:
+            left = prior
+        batch = torch.broadcast_shapes(factor.shape[:-2], posterior.shape[:-2], left.shape[:-1])
+        parts = factor.expand(*batch, *factor.shape[-2:]), posterior.expand(*batch, *posterior.shape[-2:])
+        left = left.expand(*batch, left.shape[-1])
+        if isinstance(test, LowRankPlusGroups):
+            group = test.group.expand(left.shape)
+            return mean, LowRankPlusGroups(*parts, torch.zeros_like(left), left, group=group)
+        return mean, LowRankPlusDiagonal(*parts, left)
+
+    @staticmethod
+    def _overlaps(cross: LowRankCross) -> bool:
+        rows, columns = cross.groups
+        return bool(torch.isin(rows, columns).any())

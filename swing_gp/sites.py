@@ -1,0 +1,108 @@
+"""Where kernel inputs are: which of them are nodes, and which of them are one and the same point.
+
+Inputs come as coordinates or as node ids. Rows are compared bit by bit through a 64-bit key, so that looking up n inputs
+among N nodes costs O(n log N) after one sort.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+__all__ = ["NodeTable", "Sites"]
+
+# Odd multipliers of a multiplicative hash; the shift folds high bits into low ones between dimensions.
+MULTIPLIER, SHIFT = -7046029254386353131, 29
+# Training inputs come back at every step, as the same tensor: the last few look-ups are remembered.
+REMEMBERED = 4
+
+
+@dataclass(frozen=True)
+class Sites:
+    """A list of inputs.
+
+    :ivar points: coordinates, (n, d).
+    :ivar nodes: node ids, (n,), and -1 off the graph.
+    :ivar keys: two inputs are the same point exactly where their keys agree, (n,).
+    """
+
+    points: Tensor
+    nodes: Tensor
+    keys: Tensor
+
+    @cached_property
+    def on_graph(self) -> bool:
+        """Whether every input is a node."""
+        return bool((self.nodes >= 0).all())
+
+    @cached_property
+    def distinct(self) -> bool:
+        return self.keys.unique().numel() == self.keys.numel()
+
+    def __getitem__(self, index: slice | Tensor) -> Sites:
+        return Sites(self.points[index], self.nodes[index], self.keys[index])
+
+
+class NodeTable:
+    """The nodes of a graph, to look inputs up in."""
+
+    def __init__(self, points: Tensor) -> None:
+        self.points = points
+        keys = row_keys(points)
+        self._keys, self._order = keys.sort(stable=True)
+        self._recent: OrderedDict[tuple, tuple[Tensor, Sites]] = OrderedDict()
+
+    def locate(self, x: Tensor) -> Sites:  # (n, d) coordinates, or (n,) or (n, 1) node ids
+        key = (x.data_ptr(), x._version, x.shape, x.stride(), x.dtype)
+        if key in self._recent:
+            self._recent.move_to_end(key)
+            return self._recent[key][1]
+        sites = self._by_id(x) if not x.is_floating_point() else self._by_coordinates(x)
+        if not x.requires_grad:
+            self._recent[key] = (x, sites)  # the tensor is kept, so that its address is not given to another
+            while len(self._recent) > REMEMBERED:
+                self._recent.popitem(last=False)
+        return sites
+
+    def outside(self, sites: Sites) -> bool:
+        """Whether some input lies beyond the box of the nodes."""
+        if sites.on_graph:
+            return False
+        x = sites.points.detach()
+        return bool(((x < self.points.amin(0)) | (x > self.points.amax(0))).any())
+
+    def _by_id(self, x: Tensor) -> Sites:
+        if x.dim() == 2 and x.shape[1] != 1:
+            raise ValueError(f"Node ids must have shape (n,) or (n, 1), got {tuple(x.shape)}; coordinates must be floats.")
+        ids = x.reshape(-1).long()
+        if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= len(self.points)):
+            raise ValueError(f"Node ids must lie in 0..{len(self.points) - 1}, got {int(ids.min())}..{int(ids.max())}.")
+        return Sites(self.points[ids], ids, ids)
+
+    def _by_coordinates(self, x: Tensor) -> Sites:
+        if x.shape[-1] != self.points.shape[-1]:
+            raise ValueError(
+                f"The graph lives in {self.points.shape[-1]} dimensions, the inputs have {x.shape[-1]}; give coordinates of "
+                "that dimension, or node ids as a LongTensor."
+            )
+        if not bool(torch.isfinite(x.detach()).all()):
+            raise ValueError("The inputs must be finite: they contain NaN or infinity; drop or impute those rows.")
+        keys = row_keys(x.detach().to(self.points.dtype))
+        place = torch.searchsorted(self._keys, keys).clamp_max(len(self._keys) - 1)
+        found = self._order[place]
+        is_node = (self._keys[place] == keys) & (self.points[found] == x.detach().to(self.points)).all(-1)
+        return Sites(x, torch.where(is_node, found, torch.full_like(found, -1)), keys)
+
+
+def row_keys(x: Tensor) -> Tensor:  # (n, d) -> (n,) int64
+    """One number per row, equal where rows are."""
+    bits = (x.double() + 0.0).contiguous().view(torch.int64)  # -0.0 becomes 0.0
+    keys = torch.zeros(len(x), dtype=torch.int64, device=x.device)
+    for column in bits.unbind(-1):
+        keys = (keys ^ column) * MULTIPLIER
+        keys = keys ^ (keys >> SHIFT)
+    return keys

@@ -1,0 +1,87 @@
+"""gpytorch's own test cases on every kernel of ours."""
+
+from __future__ import annotations
+
+import itertools
+import unittest
+
+import gpytorch
+import torch
+from gpytorch.test.base_kernel_test_case import BaseKernelTestCase
+from gpytorch.test.model_test_case import BaseModelTestCase
+
+from swing_gp import (
+    DiffusionKernel,
+    InverseCosineKernel,
+    MaternGraphKernel,
+    RandomWalkKernel,
+    RegularizedLaplacianKernel,
+)
+
+KERNELS = [DiffusionKernel, RandomWalkKernel, RegularizedLaplacianKernel, InverseCosineKernel, MaternGraphKernel]
+METHODS = ["landmarks", "grid", "neighbors", "pairwise", "auto"]
+
+
+def nodes(dim: int) -> torch.Tensor:
+    return torch.randn(40, dim, generator=torch.Generator().manual_seed(0))
+
+
+class KernelSuite(BaseKernelTestCase):
+    kernel: type
+    method: str
+
+    def _dim(self) -> int:
+        return {"test_active_dims_list": 4, "test_active_dims_range": 6}.get(self._testMethodName, 2)
+
+    def _options(self) -> dict:
+        # The grid is for up to three dimensions; elsewhere the suite's data have four and six.
+        method = "landmarks" if self.method == "grid" and self._dim() > 3 else self.method
+        return {"features": method, "tol": 1e-5}
+
+    def create_kernel_no_ard(self, **kwargs):
+        return self.kernel(nodes(self._dim()), **self._options(), **kwargs)
+
+    def create_kernel_ard(self, num_dims, **kwargs):
+        return self.kernel(nodes(num_dims), ard_num_dims=num_dims, **self._options(), **kwargs)
+
+
+for kernel, method in itertools.product(KERNELS, METHODS):
+    name = f"Test{kernel.__name__}{method.title()}"
+    globals()[name] = type(name, (KernelSuite, unittest.TestCase), {"kernel": kernel, "method": method})
+
+
+class Model(gpytorch.models.ExactGP):
+    def __init__(self, x, y, likelihood, method, batch_shape):
+        super().__init__(x, y, likelihood)
+        self.mean_module = gpytorch.means.ConstantMean(batch_shape=batch_shape)
+        kernel = DiffusionKernel(nodes(2), features=method, tol=1e-5, time=2.0, batch_shape=batch_shape)
+        self.covar_module = gpytorch.kernels.ScaleKernel(kernel, batch_shape=batch_shape)
+
+    def forward(self, x):
+        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+class ModelSuite(BaseModelTestCase):
+    method: str
+
+    def create_model(self, train_x, train_y, likelihood):
+        return Model(train_x, train_y, likelihood, self.method, train_x.shape[:-2])
+
+    def create_test_data(self):
+        return torch.randn(30, 2)
+
+    def create_likelihood_and_labels(self):
+        return gpytorch.likelihoods.GaussianLikelihood(), torch.randn(30)
+
+    def create_batch_test_data(self, batch_shape=torch.Size([3])):  # noqa: B008
+        return torch.randn(*batch_shape, 30, 2)
+
+    def create_batch_likelihood_and_labels(self, batch_shape=torch.Size([3])):  # noqa: B008
+        return gpytorch.likelihoods.GaussianLikelihood(batch_shape=batch_shape), torch.randn(*batch_shape, 30)
+
+
+for method in METHODS:
+    name = f"TestModel{method.title()}"
+    globals()[name] = type(name, (ModelSuite, unittest.TestCase), {"method": method})
+
+del KernelSuite, ModelSuite  # the suites themselves are not to be collected
