@@ -30,7 +30,7 @@ from torch import Tensor
 
 from swing_gp.edges import EdgeFunction, Gaussian
 from swing_gp.graph import ImplicitGraph
-from swing_gp.operators.graph_kernel import FeatureKernelLinearOperator
+from swing_gp.operators.graph_kernel import FeatureKernelLinearOperator, SeriesLinearOperator
 from swing_gp.operators.kernel_block import KernelBlock
 from swing_gp.operators.low_rank_covariance import LowRankCross, LowRankPlusGroups
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
@@ -222,6 +222,10 @@ class GraphKernel(Kernel):
         batch = torch.broadcast_shapes(self.batch_shape, x1.shape[:-2], x2.shape[:-2])
         if not batch:
             return self._covariance((), x1, x1 if same else x2, diag)
+        if not self.batch_shape and _repeated(x1) and _repeated(x2):  # several targets on one set of inputs
+            one = x1[(0,) * (x1.dim() - 2)]
+            result = self._covariance((), one, one if same else x2[(0,) * (x2.dim() - 2)], diag)
+            return result.expand(*batch, *result.shape)
         x1 = x1.expand(*batch, *x1.shape[-2:])
         x2 = x1 if same else x2.expand(*batch, *x2.shape[-2:])
         parts = []
@@ -290,7 +294,9 @@ class GraphKernel(Kernel):
                 scales.append((-0.5 * operator.features.extended_log_degree(sites.points)).exp())
         control = self._memory.structures[index].control(operator)
         one = torch.ones((), dtype=operator.dtype, device=operator.device)
-        return KernelBlock(operator, scales[0], scales[1], one, sites=(rows, columns), control=control)
+        head = self.series(index).coefficients(2).to(one)
+        tail = operator.tail() if not on_graph and isinstance(operator, SeriesLinearOperator) else head[:0]
+        return KernelBlock(operator, scales[0], scales[1], one, head, tail, sites=(rows, columns), control=control)
 
     def prediction_strategy(
         self, train_inputs: Any, train_prior_dist: Any, train_labels: Tensor, likelihood: Any
@@ -440,6 +446,12 @@ class MaternGraphKernel(GraphKernel):
 
     def series(self, index: tuple[int, ...] = ()) -> Series:
         return Matern(self.nu, self._parameter("kappa", index))
+
+
+def _repeated(x: Tensor) -> bool:
+    """Whether a batch of inputs is one list of inputs over and over, which is how GPyTorch expands covariances."""
+    lists = x.detach().reshape(-1, *x.shape[-2:])
+    return bool((lists == lists[:1]).all())
 
 
 def _stack(parts: list[LinearOperator], batch: torch.Size) -> LinearOperator:

@@ -19,10 +19,11 @@ import torch
 from gpytorch import settings
 from gpytorch.distributions import MultitaskMultivariateNormal
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
-from linear_operator.operators import LinearOperator, ZeroLinearOperator
+from linear_operator.operators import AddedDiagLinearOperator, LinearOperator, ZeroLinearOperator
 from torch import Tensor
 
 from swing_gp.linear_algebra import cross_gram
+from swing_gp.operators.broadcast import BroadcastLinearOperator
 from swing_gp.operators.kernel_block import KernelBlock, NoisyKernelBlock
 from swing_gp.operators.low_rank_covariance import LowRankCross, LowRankPlusGroups
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
@@ -45,12 +46,14 @@ class GraphPredictionStrategy(DefaultPredictionStrategy):
         if isinstance(test_train_covar, LowRankCross) and isinstance(noisy, LowRankPlusDiagonal) and complete:
             assert isinstance(test_test_covar, LowRankPlusDiagonal)
             return self._closed_form(test_mean, test_test_covar, test_train_covar)
-        if isinstance(test_train_covar, KernelBlock) and isinstance(noisy, NoisyKernelBlock) and complete:
-            assert isinstance(test_test_covar, KernelBlock)
-            mean = test_mean + (test_train_covar @ self.mean_cache.unsqueeze(-1)).squeeze(-1)
+        test, cross = _unwrapped(test_test_covar), _unwrapped(test_train_covar)
+        if isinstance(cross, KernelBlock) and isinstance(noisy, NoisyKernelBlock) and complete:
+            assert isinstance(test, KernelBlock)
+            mean = test_mean + (cross @ self._weights.unsqueeze(-1)).squeeze(-1)
             if settings.skip_posterior_variances.on():
                 return mean, ZeroLinearOperator(*test_test_covar.shape)
-            return mean, PosteriorCovariance(test_test_covar, test_train_covar, noisy)
+            covariance = PosteriorCovariance(test, cross, noisy)
+            return mean, covariance.expand(*mean.shape[:-1], *covariance.shape)
         return super().exact_prediction(test_mean, test_test_covar, test_train_covar)
 
     def get_fantasy_strategy(
@@ -66,8 +69,17 @@ class GraphPredictionStrategy(DefaultPredictionStrategy):
     def _noisy(self) -> LinearOperator:
         """K + noise on the training inputs, evaluated once."""
         if "noisy" not in self.__dict__:
-            self.__dict__["noisy"] = self.lik_train_train_covar.evaluate_kernel()
+            self.__dict__["noisy"] = _unwrapped(self.lik_train_train_covar.evaluate_kernel())
         return self.__dict__["noisy"]
+
+    @property
+    def _weights(self) -> Tensor:  # (*batch, n)
+        """(K + noise)^-1 (y - mean), for all targets in one solve."""
+        if "weights" not in self.__dict__:
+            offset = self.train_labels - self.train_prior_dist.mean
+            columns = offset.reshape(-1, offset.shape[-1]).mT
+            self.__dict__["weights"] = self._noisy.solve(columns).mT.reshape(offset.shape)
+        return self.__dict__["weights"]
 
     @property
     def _complete(self) -> bool:
@@ -113,3 +125,14 @@ class GraphPredictionStrategy(DefaultPredictionStrategy):
     def _overlaps(cross: LowRankCross) -> bool:
         rows, columns = cross.groups
         return bool(torch.isin(rows, columns).any())
+
+
+def _unwrapped(operator: Any) -> Any:
+    """One matrix out of a batch of equal ones: several targets share their covariance."""
+    if isinstance(operator, BroadcastLinearOperator):
+        return operator.base
+    if isinstance(operator, AddedDiagLinearOperator) and isinstance(operator._linear_op, BroadcastLinearOperator):
+        noise = operator._diag_tensor._diagonal().reshape(-1, operator.shape[-1])
+        if isinstance(operator._linear_op.base, KernelBlock) and bool((noise == noise[0]).all()):
+            return operator._linear_op.base.add_diagonal(noise[0])
+    return operator

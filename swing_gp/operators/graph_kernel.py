@@ -99,25 +99,28 @@ class SeriesLinearOperator(GraphOperator, MatrixFreeLinearOperator):
     def _apply(self, rhs: Tensor) -> Tensor:
         return clenshaw(self.adjacency._apply, self.coefficients.to(rhs.dtype), self.interval, rhs)
 
-    @property
-    def origin(self) -> Tensor:
-        return self.series.coefficients(1)
-
     def draw(self, x: Tensor, number: int) -> Tensor:
         raise ValueError(
             f"{type(self.features).__name__} sample at nodes only: off the graph their kernel has no root. Give nodes "
             "as inputs, or use features='grid' or 'landmarks'."
         )
 
-    def between(self, x: Tensor, y: Tensor, rhs: Tensor) -> Tensor:  # (n, d), (m, d), (m, k) -> (n, k)
+    def tail(self) -> Tensor:
+        r"""Chebyshev coefficients of :math:`h_2 = (h - \alpha_1)/\lambda`, for :meth:`between`."""
+        tol = 10 * torch.finfo(self.dtype).eps
+        return self.series.chebyshev(self.interval, tol, self.series.second_remainder).to(self.coefficients)
+
+    def between(self, x: Tensor, y: Tensor, rhs: Tensor, slope: Tensor, tail: Tensor) -> Tensor:
         r"""The kernel beyond its identity part between any points, before it is normalised:
-        :math:`\alpha_1 w(x, y) + w(x, p) h_2(\tilde W) w(p, y)` with :math:`h_2 = (h - \alpha_1)/\lambda`."""
+        :math:`\alpha_1 w(x, y) + w(x, p) h_2(\tilde W) w(p, y)`.
+
+        :param slope: :math:`\alpha_1`.
+        :param tail: :meth:`tail`; an argument, so that gradients reach the series through it.
+        """
         matrix = self.adjacency
         root = (-0.5 * matrix.log_degree).exp().unsqueeze(-1) if self.graph.normalization else 1.0
         inner = root * self.features.project_adjoint(self.features.evaluate_adjoint(y, rhs))
-        coefficients = self.series.chebyshev(self.interval, 1e-10, self.series.second_remainder).to(rhs)
-        inner = root * clenshaw(matrix._apply, coefficients, self.interval, inner)
-        slope = self.series.coefficients(2)[1].to(rhs)
+        inner = root * clenshaw(matrix._apply, tail, self.interval, inner)
         return slope * self.features.between(x, y, rhs) + self.features.evaluate(x, self.features.project(inner))
 
 

@@ -87,24 +87,23 @@ class GridKernelLinearOperator(GraphOperator, MatrixFreeLinearOperator):
         modes = clenshaw(self._step, self.coefficients, self.interval, modes)
         return self.identity * rhs + left * self.features.nodes.to_points(self.features.fold * self.weights * modes)
 
-    @property
-    def origin(self) -> Tensor:
-        return self.identity
+    def between(self, x: Tensor, y: Tensor, rhs: Tensor, slope: Tensor, tail: Tensor) -> Tensor:
+        r"""The kernel beyond its identity part between any points, before it is normalised.
 
-    def between(self, x: Tensor, y: Tensor, rhs: Tensor) -> Tensor:  # (n, d), (m, d), (m, k) -> (n, k)
-        """The kernel beyond its identity part between any points, before it is normalised."""
+        :param slope: :math:`\alpha_1`.
+        :param tail: not needed here.
+        """
         blocks = []
         for block in rhs.split(BLOCK, dim=-1):
             modes = clenshaw(self._step, self.coefficients, self.interval, self.features.at(y).to_modes(block))
             blocks.append(self.features.at(x).to_points(self.features.fold * self.weights * modes))
-        return torch.cat(blocks, dim=-1) + self._beyond(x, y, rhs)
+        return torch.cat(blocks, dim=-1) + self._beyond(x, y, rhs, slope)
 
-    def _beyond(self, x: Tensor, y: Tensor, rhs: Tensor) -> Tensor | float:
+    def _beyond(self, x: Tensor, y: Tensor, rhs: Tensor, slope: Tensor) -> Tensor | float:
         """The first-order weights among points that no node reaches, which the grid leaves out."""
         rows, columns = self.features.reached(x), self.features.reached(y)
         if rows is None or columns is None:
             return 0.0
-        slope = self.series.coefficients(2)[1].to(rhs)
         weights = PairwiseFeatures(self.graph).between(x[~rows], y[~columns], rhs[~columns])
         return torch.zeros(len(x), rhs.shape[-1], dtype=rhs.dtype).index_put((~rows,), slope * weights)
 

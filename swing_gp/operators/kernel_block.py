@@ -39,6 +39,8 @@ class KernelBlock(LinearOperator):
     :param left: s at the rows, (n,); unused between nodes.
     :param right: s at the columns, (m,).
     :param outputscale: c, a scalar.
+    :param head: :math:`\alpha_0, \alpha_1`.
+    :param tail: what a kernel without features needs of its series off the graph (see ``SeriesLinearOperator.between``).
     :param sites: the two lists.
     :param control: the landmark kernel of the same graph.
     """
@@ -49,12 +51,15 @@ class KernelBlock(LinearOperator):
         left: Tensor,
         right: Tensor,
         outputscale: Tensor,
+        head: Tensor,
+        tail: Tensor,
         *,
         sites: tuple[Sites, Sites],
         control: LandmarkControl,
     ) -> None:
-        super().__init__(base, left, right, outputscale, sites=sites, control=control)
+        super().__init__(base, left, right, outputscale, head, tail, sites=sites, control=control)
         self.base, self.left, self.right, self.outputscale = base, left, right, outputscale
+        self.head, self.tail = head, tail
         self.sites, self.control = sites, control
 
     def _size(self) -> torch.Size:
@@ -69,8 +74,10 @@ class KernelBlock(LinearOperator):
         return self.base.device
 
     def _transpose_nonbatch(self) -> LinearOperator:
-        sites = (self.sites[1], self.sites[0])
-        return self.__class__(self.base, self.right, self.left, self.outputscale, sites=sites, control=self.control)
+        return self._with(self.right, self.left, self.outputscale, (self.sites[1], self.sites[0]))
+
+    def _with(self, left: Tensor, right: Tensor, outputscale: Tensor, sites: tuple[Sites, Sites]) -> KernelBlock:
+        return self.__class__(self.base, left, right, outputscale, self.head, self.tail, sites=sites, control=self.control)
 
     @property
     def symmetric(self) -> bool:
@@ -96,8 +103,8 @@ class KernelBlock(LinearOperator):
             product = self.base._matmul(full.index_add(0, columns.nodes, rhs))[rows.nodes]
         else:
             scaled = self.right.unsqueeze(-1) * rhs
-            product = self.left.unsqueeze(-1) * self.base.between(rows.points, columns.points, scaled)
-            product = product + self.base.origin.to(rhs) * self._matches(rhs)
+            product = self.base.between(rows.points, columns.points, scaled, self.head[1], self.tail)
+            product = self.left.unsqueeze(-1) * product + self.head[0] * self._matches(rhs)
         return self.outputscale * product
 
     def _matches(self, rhs: Tensor) -> Tensor:
@@ -118,7 +125,7 @@ class KernelBlock(LinearOperator):
         if torch.is_tensor(other) and other.numel() > 1:
             return super()._mul_constant(other)
         scale = self.outputscale * (other.reshape(()) if torch.is_tensor(other) else other)
-        return self.__class__(self.base, self.left, self.right, scale, sites=self.sites, control=self.control)
+        return self._with(self.left, self.right, scale, self.sites)
 
     # Entries
 
@@ -143,7 +150,7 @@ class KernelBlock(LinearOperator):
         if row_index is col_index or (self.symmetric and _same_index(row_index, col_index)):
             two = one
         left, right = self.left[row_index], self.right[col_index]
-        return self.__class__(self.base, left, right, self.outputscale, sites=(one, two), control=self.control)
+        return self._with(left, right, self.outputscale, (one, two))
 
     def _diagonal(self) -> Tensor:
         if self.symmetric and self.sites[0].on_graph:
@@ -179,7 +186,7 @@ class KernelBlock(LinearOperator):
             # The identity part is one number for every point, however often it is listed.
             keys, group = torch.cat([one.keys, two.keys]).unique(return_inverse=True)
             own = torch.randn(len(keys), number, dtype=self.dtype, device=self.device)[group]
-            sample = sample + self.base.origin.to(sample).sqrt() * own
+            sample = sample + self.head[0].sqrt() * own
         return self.outputscale.sqrt() * sample
 
     def zero_mean_mvn_samples(self, num_samples: int) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from linear_operator.operators import DiagLinearOperator, LinearOperator
 from torch import Tensor
 
+from swing_gp.operators.broadcast import BroadcastLinearOperator
 from swing_gp.operators.kernel_block import COLUMNS, KernelBlock, NoisyKernelBlock, frozen_signs
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 
@@ -44,6 +45,12 @@ class PosteriorCovariance(LinearOperator):
     def _transpose_nonbatch(self) -> LinearOperator:
         return self
 
+    def _unsqueeze_batch(self, dim: int) -> LinearOperator:
+        return BroadcastLinearOperator(self, repeats=torch.Size((1,)))
+
+    def _expand_batch(self, batch_shape: torch.Size | list[int]) -> LinearOperator:
+        return BroadcastLinearOperator(self, repeats=torch.Size(batch_shape)) if len(batch_shape) else self
+
     def _matmul(self, rhs: Tensor) -> Tensor:
         solved = self.noisy.solve(self.cross.mT @ rhs)
         return self.test @ rhs - self.cross @ solved
@@ -79,7 +86,7 @@ class PosteriorCovariance(LinearOperator):
         terms = signs * (self._matmul(signs) - close._matmul(signs))
         error = terms.std(-1) / PROBES**0.5
         # Even if all else were known, the identity part that a point has for itself is seen through noise only.
-        own = self.test.base.origin.to(terms) * self.test.outputscale
+        own = self.test.head[0] * self.test.outputscale
         noise = self.noisy._diag_tensor._diagonal().min()
         return (close.diagonal() + terms.mean(-1)).clamp_min(float(own * noise / (own + noise))), error
 
