@@ -16,6 +16,7 @@ Sums of kernels fall back to GPyTorch's own prediction, and products make GPyTor
 
 from __future__ import annotations
 
+import json
 import math
 from abc import abstractmethod
 from typing import Any
@@ -207,11 +208,14 @@ class GraphKernel(Kernel):
         template.normalization = self.normalization
         return template
 
-    def get_extra_state(self) -> dict:
-        return {"structures": self._memory.states()}
+    def get_extra_state(self) -> Tensor:
+        # As a tensor, because that is what others expect in a state_dict (BoTorch rolls back to copies of it).
+        entries = [[list(index), state] for index, state in self._memory.states().items()]
+        return torch.tensor(list(json.dumps(entries).encode()), dtype=torch.uint8)
 
-    def set_extra_state(self, state: dict) -> None:
-        self._memory = _Memory(dict(state["structures"]))
+    def set_extra_state(self, state: Tensor) -> None:
+        entries = json.loads(bytes(state.to(torch.uint8).tolist()))
+        self._memory = _Memory({tuple(index): entry for index, entry in entries})
 
     # Covariances between inputs
 

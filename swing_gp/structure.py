@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from linear_operator.operators import LinearOperator
 from torch import Tensor
 
@@ -114,10 +115,11 @@ class Structure:
     # What has to be kept to make the same structure again
 
     def state(self) -> dict[str, Any]:
-        landmarks = self.features.landmarks.clone() if isinstance(self.features, LandmarkFeatures) else None
+        """In numbers and words, for JSON."""
+        landmarks = self.features.landmarks.tolist() if isinstance(self.features, LandmarkFeatures) else None
         return {
             "method": self.info.method,
-            "lengthscale": self.graph.edge.lengthscale.clone(),
+            "lengthscale": self.graph.edge.lengthscale.tolist(),
             "room": self.room,
             "outside": self.outside,
             "landmarks": landmarks,
@@ -125,7 +127,9 @@ class Structure:
 
     @classmethod
     def restore(cls, recipe: Recipe, graph: ImplicitGraph, series: Series, state: dict[str, Any]) -> Structure:
-        lengthscale = state["lengthscale"].to(graph.points)
+        points = graph.points
+        lengthscale = torch.tensor(state["lengthscale"], dtype=points.dtype, device=points.device)
+        landmarks = None if state["landmarks"] is None else torch.tensor(state["landmarks"], device=points.device)
         before = graph.with_edge(graph.edge.with_parameters(lengthscale))
         return cls(
             recipe,
@@ -133,6 +137,6 @@ class Structure:
             series,
             training=state["room"] > 1,
             outside=state["outside"],
-            landmarks=state["landmarks"],
+            landmarks=landmarks,
             method=state["method"],
         )

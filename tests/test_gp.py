@@ -411,8 +411,8 @@ def test_copies_predict_the_same(features):
     for other in (again, loaded, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         for ours, theirs in zip(predictions(other, other.likelihood), before, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
-    state = model.covar_module.get_extra_state()["structures"][()]
-    assert float(state["lengthscale"]) > 0
+    state = model.covar_module._memory.states()[()]
+    assert state["lengthscale"] > 0
     assert (state["landmarks"] is not None) == (state["method"] == "landmarks")
 
 
@@ -420,11 +420,11 @@ def test_precision_can_be_changed():
     kernel = DiffusionKernel(NODES.float(), lengthscale=0.3, time=2.0, features="landmarks", num_features=40)
     assert kernel.dtype == torch.float32
     single = kernel(torch.arange(150)).to_dense()
-    landmarks = kernel.get_extra_state()["structures"][()]["landmarks"]
+    landmarks = kernel._memory.states()[()]["landmarks"]
     kernel.double()
     double = kernel(torch.arange(150)).to_dense()
     assert double.dtype == torch.float64
-    assert torch.equal(kernel.get_extra_state()["structures"][()]["landmarks"], landmarks)
+    assert kernel._memory.states()[()]["landmarks"] == landmarks
     assert relative(single.double(), double) < 1e-4
 
 
