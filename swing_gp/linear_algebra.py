@@ -10,7 +10,7 @@ from torch import Tensor
 
 from swing_gp.graph import row_chunks
 
-__all__ = ["cross_gram", "gram", "symmetric_function"]
+__all__ = ["cross_gram", "frozen_signs", "gram", "symmetric_function"]
 
 
 class _CrossGram(torch.autograd.Function):
@@ -91,3 +91,9 @@ def _divided_differences(function: Callable[[Tensor], Tensor], eigenvalues: Tens
         middle = middle.detach().requires_grad_(True)
         (slope,) = torch.autograd.grad(function(middle).sum(), middle)
     return quotient.masked_scatter(near, slope.detach())
+
+
+def frozen_signs(number: int, columns: int, dtype: torch.dtype) -> Tensor:
+    """Random signs, the same at every call."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, 2, (number, columns), generator=generator).to(dtype).mul_(2).sub_(1)

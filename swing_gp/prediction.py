@@ -24,9 +24,10 @@ from torch import Tensor
 
 from swing_gp.linear_algebra import cross_gram
 from swing_gp.operators.broadcast import BroadcastLinearOperator
-from swing_gp.operators.kernel_block import KernelBlock, NoisyKernelBlock
+from swing_gp.operators.kernel_block import KernelBlock
 from swing_gp.operators.low_rank_covariance import LowRankCross, LowRankPlusGroups
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
+from swing_gp.operators.noisy import NoisyKernelLinearOperator
 from swing_gp.operators.posterior import PosteriorCovariance
 
 __all__ = ["GraphPredictionStrategy"]
@@ -47,7 +48,7 @@ class GraphPredictionStrategy(DefaultPredictionStrategy):
             assert isinstance(test_test_covar, LowRankPlusDiagonal)
             return self._closed_form(test_mean, test_test_covar, test_train_covar)
         test, cross = _unwrapped(test_test_covar), _unwrapped(test_train_covar)
-        if isinstance(cross, KernelBlock) and isinstance(noisy, NoisyKernelBlock) and complete:
+        if isinstance(cross, KernelBlock) and isinstance(noisy, NoisyKernelLinearOperator) and complete:
             assert isinstance(test, KernelBlock)
             mean = test_mean + (cross @ self._weights.unsqueeze(-1)).squeeze(-1)
             if settings.skip_posterior_variances.on():

@@ -273,7 +273,7 @@ def cg_steps(operator, noise, *, preconditioned=True):
         return noisy._matmul(v)
 
     x = linear_operator.utils.linear_cg(
-        action, b, tolerance=1e-6, max_iter=400, stop_updating_after=1e-12, preconditioner=precondition
+        action, b, tolerance=1e-6, eps=1e-30, max_iter=400, stop_updating_after=1e-12, preconditioner=precondition
     )
     assert float((noisy._matmul(x) - b).norm() / b.norm()) < 1e-5
     return steps

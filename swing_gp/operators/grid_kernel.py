@@ -17,14 +17,16 @@ from typing import Any
 
 import scipy.fft
 import torch
-from linear_operator.operators import AddedDiagLinearOperator, DiagLinearOperator, LinearOperator, RootLinearOperator
+from linear_operator.operators import DiagLinearOperator, LinearOperator, RootLinearOperator
 from linear_operator.utils.memoize import cached
 from torch import Tensor
 
 from swing_gp.features.grid import FourierGrid
 from swing_gp.features.pairwise import PairwiseFeatures
 from swing_gp.operators.diagnostics import GraphOperator
+from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 from swing_gp.operators.matrix_free import MatrixFreeLinearOperator
+from swing_gp.operators.noisy import with_noise
 from swing_gp.operators.polynomial import clenshaw
 from swing_gp.operators.preconditioning import LandmarkControl
 from swing_gp.series import Series
@@ -178,13 +180,15 @@ class GridKernelLinearOperator(GraphOperator, MatrixFreeLinearOperator):
 
     # Noise: solves are preconditioned by landmarks where those resolve the spectrum
 
+    def precondition(self, noise: Tensor) -> LowRankPlusDiagonal | None:
+        return self._control.precondition(self, noise)
+
     def add_diagonal(self, diag: Tensor) -> LinearOperator:
-        added = super().add_diagonal(diag)
-        return AddedDiagLinearOperator(*added._args, preconditioner_override=self._control.preconditioner)
+        return with_noise(self, diag)
 
     def __add__(self, other: Any) -> LinearOperator:
         if isinstance(other, DiagLinearOperator):
-            return AddedDiagLinearOperator(self, other, preconditioner_override=self._control.preconditioner)
+            return with_noise(self, other._diagonal())
         return super().__add__(other)
 
 

@@ -1,4 +1,4 @@
-r"""Covariances between lists of inputs for matrix-free kernels (Fourier grid, neighbour lists), and their solves.
+r"""Covariances between lists of inputs for matrix-free kernels (Fourier grid, neighbour lists), by products alone.
 
 Between nodes the block of K is one product of the whole kernel, scattered and gathered. Off the graph the same kernel goes on
 through the two verbs,
@@ -11,25 +11,21 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from linear_operator import settings
-from linear_operator.operators import AddedDiagLinearOperator, DiagLinearOperator, LinearOperator
+from linear_operator.operators import DiagLinearOperator, LinearOperator
 from torch import Tensor
 
+from swing_gp.linear_algebra import frozen_signs
 from swing_gp.operators.broadcast import BroadcastLinearOperator
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
+from swing_gp.operators.noisy import with_noise
 from swing_gp.operators.preconditioning import PROBES, LandmarkControl
 from swing_gp.sites import Sites
 
-__all__ = ["KernelBlock", "NoisyKernelBlock"]
+__all__ = ["KernelBlock"]
 
 # Up to here a diagonal is exact, column by column; above it is estimated.
 EXACT_DIAGONAL = 2048
 COLUMNS = 256
-# Relative residual of conjugate gradients: linear_operator's own default of 1 in training gives wrong gradients.
-SOLVE_TOL = 1e-6
-MAX_STEPS = 2000
-TRACE_SAMPLES = 16
-LANCZOS_STEPS = 40
 
 
 class KernelBlock(LinearOperator):
@@ -195,104 +191,22 @@ class KernelBlock(LinearOperator):
 
     # Noise
 
+    def precondition(self, noise: Tensor) -> LowRankPlusDiagonal | None:
+        """The landmark kernel plus the noise, where it is close enough to help; repeated inputs go without."""
+        least = float(noise.min() / self.outputscale.detach())
+        if not self.sites[0].distinct or not self.control.helps(self.base, least):
+            return None
+        close = self.close().add_diagonal(noise)
+        assert isinstance(close, LowRankPlusDiagonal)
+        return close
+
     def add_diagonal(self, diag: Tensor) -> LinearOperator:
-        if diag.dim() > 1:
-            return super().add_diagonal(diag)
-        return self + DiagLinearOperator(diag.expand(self.shape[-1]))
+        return with_noise(self, diag) if self.symmetric else super().add_diagonal(diag)
 
     def __add__(self, other: Any) -> LinearOperator:
-        if isinstance(other, DiagLinearOperator) and other.dim() == 2 and self.symmetric:
-            return NoisyKernelBlock(self, DiagLinearOperator(other._diagonal()))
+        if isinstance(other, DiagLinearOperator) and self.symmetric:
+            return with_noise(self, other._diagonal())
         return super().__add__(other)
-
-
-class NoisyKernelBlock(AddedDiagLinearOperator):
-    """A symmetric block plus noise: solves by preconditioned conjugate gradients, log-determinants by Lanczos quadrature.
-
-    Where the landmark kernel is close enough to precondition, it is used. Probes are drawn from a seed of their own and are
-    the same at every call. No global setting is changed, and tighter ones are respected.
-    """
-
-    def __init__(self, *linear_ops: LinearOperator, preconditioner_override: Any = None) -> None:
-        super().__init__(*linear_ops, preconditioner_override=precondition)
-
-    def _settings(self) -> Any:
-        return _Settings(settings.cg_tolerance.value())
-
-    def _solve(self, rhs: Tensor, preconditioner: Any = None, num_tridiag: int | None = 0) -> Any:
-        with self._settings():
-            return super()._solve(rhs, preconditioner, num_tridiag)
-
-    def solve(self, right_tensor: Tensor, left_tensor: Tensor | None = None) -> Tensor:
-        with self._settings():
-            return super().solve(right_tensor, left_tensor)
-
-    def inv_quad_logdet(
-        self, inv_quad_rhs: Tensor | None = None, logdet: bool | None = False, reduce_inv_quad: bool | None = True
-    ) -> tuple[Tensor, Tensor]:
-        with self._settings(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            return super().inv_quad_logdet(inv_quad_rhs, logdet, reduce_inv_quad)
-
-    @torch.no_grad()
-    def logdet_with_error(self, samples: int = TRACE_SAMPLES) -> tuple[float, float]:
-        """The log-determinant and its standard error over the probes of the quadrature."""
-        from linear_operator.utils.lanczos import lanczos_tridiag
-
-        _, close, logdet = precondition(self)
-        action, offset = self._matmul, 0.0
-        if close is not None:
-            half = close.root_inv_decomposition().root
-            offset = float(logdet)
-
-            def action(v: Tensor) -> Tensor:
-                return half.mT @ self._matmul(half @ v)
-
-        signs = frozen_signs(self.shape[-1], samples, self.dtype)
-        steps = min(LANCZOS_STEPS, self.shape[-1])
-        _, tridiagonal = lanczos_tridiag(action, steps, self.dtype, self.device, self.shape, init_vecs=signs)
-        values, vectors = torch.linalg.eigh(tridiagonal.double())
-        terms = self.shape[-1] * (vectors[..., 0, :].square() * values.clamp_min(1e-300).log()).sum(-1)
-        return offset + float(terms.mean()), float(terms.std() / samples**0.5)
-
-
-class _Settings:
-    """The tolerances of our own solves, as one context."""
-
-    def __init__(self, current: float) -> None:
-        self._contexts = (
-            settings.cg_tolerance(min(SOLVE_TOL, current)),
-            settings.max_cg_iterations(max(MAX_STEPS, settings.max_cg_iterations.value())),
-            settings.num_trace_samples(max(TRACE_SAMPLES, settings.num_trace_samples.value())),
-            settings.max_lanczos_quadrature_iterations(max(LANCZOS_STEPS, settings.max_lanczos_quadrature_iterations.value())),
-        )
-
-    def __enter__(self) -> None:
-        for context in self._contexts:
-            context.__enter__()
-
-    def __exit__(self, *exception: Any) -> None:
-        for context in reversed(self._contexts):
-            context.__exit__(*exception)
-
-
-def precondition(noisy: NoisyKernelBlock) -> tuple[Any, Any, Any]:
-    """The landmark kernel plus the noise, where it is close enough to help; nothing otherwise."""
-    block = noisy._linear_op
-    noise = noisy._diag_tensor._diagonal().detach()
-    relative = float(noise.min() / block.outputscale.detach())
-    distinct = block.sites[0].distinct
-    if not distinct or not block.control.helps(block.base, relative):
-        return None, None, None
-    with torch.no_grad():
-        close = block.close().add_diagonal(noise)
-        return close._solve, close, close.logdet()
-
-
-def frozen_signs(number: int, columns: int, dtype: torch.dtype) -> Tensor:
-    """Random signs, the same at every call."""
-    generator = torch.Generator().manual_seed(0)
-    return torch.randint(0, 2, (number, columns), generator=generator).to(dtype).mul_(2).sub_(1)
 
 
 def _same_index(one: Any, two: Any) -> bool:

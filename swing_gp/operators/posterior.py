@@ -8,9 +8,11 @@ import torch
 from linear_operator.operators import DiagLinearOperator, LinearOperator
 from torch import Tensor
 
+from swing_gp.linear_algebra import frozen_signs
 from swing_gp.operators.broadcast import BroadcastLinearOperator
-from swing_gp.operators.kernel_block import COLUMNS, KernelBlock, NoisyKernelBlock, frozen_signs
+from swing_gp.operators.kernel_block import COLUMNS, KernelBlock
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
+from swing_gp.operators.noisy import NoisyKernelLinearOperator
 
 __all__ = ["PosteriorCovariance"]
 
@@ -27,7 +29,7 @@ class PosteriorCovariance(LinearOperator):
     sample, corrected by one solve.
     """
 
-    def __init__(self, test: KernelBlock, cross: KernelBlock, noisy: NoisyKernelBlock) -> None:
+    def __init__(self, test: KernelBlock, cross: KernelBlock, noisy: NoisyKernelLinearOperator) -> None:
         super().__init__(test, cross, noisy)
         self.test, self.cross, self.noisy = test, cross, noisy
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
 import torch
-from linear_operator.operators import LinearOperator
 from torch import Tensor
 
 from swing_gp.features.landmarks import LandmarkFeatures
 from swing_gp.graph import ImplicitGraph
+from swing_gp.linear_algebra import frozen_signs
 from swing_gp.operators.graph_kernel import FeatureKernelLinearOperator, collapsed_kernel
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 from swing_gp.series import Series
@@ -59,8 +58,7 @@ class LandmarkControl:
         :math:`\mathrm{diag} K_L + E[z \circ (K - K_L) z]` over random signs z: the variance is that of the off-diagonal part
         of what the landmarks leave, not of K.
         """
-        generator = torch.Generator().manual_seed(0)
-        signs = torch.randint(0, 2, (self.graph.num_nodes, PROBES), generator=generator).to(operator.dtype).mul_(2).sub_(1)
+        signs = frozen_signs(self.graph.num_nodes, PROBES, operator.dtype)
         terms = signs * (operator._apply(signs) - (self.kernel @ signs).detach())
         error = terms.detach().std(-1) / PROBES**0.5
         return self.kernel.diagonal().detach() + terms.mean(-1), error
@@ -79,16 +77,13 @@ class LandmarkControl:
             self._distance = norm
         return self._distance
 
-    def preconditioner(self, noisy: Any) -> tuple[Callable[[Tensor], Tensor] | None, LinearOperator | None, Tensor | None]:
-        """For ``AddedDiagLinearOperator(preconditioner_override=...)``: the landmark kernel plus the noise, where it helps."""
-        operator, noise = noisy._linear_op, noisy._diag_tensor._diagonal().detach()
+    def precondition(self, operator: Any, noise: Tensor) -> LowRankPlusDiagonal | None:
+        """The landmark kernel plus the noise, where it is close enough to help."""
         if not self.helps(operator, float(noise.min())):
-            return None, None, None
-        with torch.no_grad():
-            close = self.kernel.add_diagonal(noise)
-            assert isinstance(close, LowRankPlusDiagonal)
-            logdet = close.logdet()
-        return close._solve, close, logdet
+            return None
+        close = self.kernel.add_diagonal(noise)
+        assert isinstance(close, LowRankPlusDiagonal)
+        return close
 
     def helps(self, operator: Any, noise: float) -> bool:
         """Whether the preconditioned system is at least nine times (three times the steps) better conditioned."""
