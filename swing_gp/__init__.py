@@ -37,6 +37,7 @@ from swing_gp.operators.grid_kernel import GridKernelLinearOperator
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 from swing_gp.operators.matrix_free import to_scipy
 from swing_gp.operators.swing import SwingLinearOperator
+from swing_gp.regressor import GraphGPRegressor
 from swing_gp.series import (
     Diffusion,
     InverseCosine,
@@ -46,6 +47,7 @@ from swing_gp.series import (
     RegularizedLaplacian,
     Series,
 )
+from swing_gp.solvers import ConvergenceWarning, Solution, solve
 from swing_gp.walks import Walks
 
 __version__ = "0.1.0"
@@ -55,6 +57,7 @@ __all__ = [
     "AdjacencyLinearOperator",
     "Ball",
     "Choice",
+    "ConvergenceWarning",
     "DenseFeatures",
     "Diffusion",
     "DiffusionKernel",
@@ -66,6 +69,7 @@ __all__ = [
     "FourierGrid",
     "GRFLinearOperator",
     "Gaussian",
+    "GraphGPRegressor",
     "GraphKernel",
     "GridFeatures",
     "GridKernelLinearOperator",
@@ -87,11 +91,13 @@ __all__ = [
     "RegularizedLaplacianKernel",
     "Series",
     "SeriesLinearOperator",
+    "Solution",
     "SpectralEdge",
     "SwingLinearOperator",
     "Walks",
     "adjacency",
     "graph_kernel",
     "grf_kernel",
+    "solve",
     "to_scipy",
 ]

@@ -4,7 +4,6 @@ import math
 import pickle
 import unittest
 
-import linear_operator
 import pytest
 import torch
 from linear_operator.test.linear_operator_test_case import LinearOperatorTestCase
@@ -28,6 +27,7 @@ from swing_gp import (
 )
 from swing_gp.nufft import PointTransform
 from swing_gp.operators.grid_kernel import grid_kernel
+from swing_gp.solvers import conjugate_gradients
 
 SERIES = [Diffusion(5.0), RandomWalk(2), RegularizedLaplacian(2.0, 2.0), InverseCosine(), Matern(1.5, 2.0)]
 
@@ -261,40 +261,39 @@ def test_samples_come_from_the_square_root_of_the_series():
 
 
 def cg_steps(operator, noise, *, preconditioned=True):
-    """Steps of linear_operator's own CG to a residual of 1e-6."""
+    """Steps to a residual of 1e-6."""
     noisy = operator.add_diagonal(torch.tensor(noise, dtype=operator.dtype))
     precondition = noisy._preconditioner()[0] if preconditioned else None
     b = torch.randn(operator.shape[-1], 1, generator=generator(3), dtype=torch.float64).to(operator.dtype)
-    steps = 0
-
-    def action(v):
-        nonlocal steps
-        steps += 1
-        return noisy._matmul(v)
-
-    x = linear_operator.utils.linear_cg(
-        action, b, tolerance=1e-6, eps=1e-30, max_iter=400, stop_updating_after=1e-12, preconditioner=precondition
-    )
-    assert float((noisy._matmul(x) - b).norm() / b.norm()) < 1e-5
-    return steps
+    x, history = conjugate_gradients(noisy._matmul, b, tol=1e-6, max_iterations=400, precondition=precondition)
+    assert float((noisy._matmul(x) - b).norm() / b.norm()) < 2e-6
+    return len(history)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("series", "noise"), [(Diffusion(5.0), 1e-3), (Diffusion(20.0), 1e-3)], ids=["5", "20"])
-def test_landmarks_precondition_where_they_resolve_the_spectrum(series, noise):
+@pytest.mark.parametrize("time", [5.0, 20.0])
+def test_landmarks_precondition_where_they_resolve_the_spectrum(time):
     graph = ImplicitGraph(cloud(2500, 2), Gaussian(0.1))
-    operator = grid_kernel(FourierGrid(graph, 1e-11), series)
-    assert operator._control.helps(operator, noise)
-    assert 3 * cg_steps(operator, noise) <= cg_steps(operator, noise, preconditioned=False)
+    operator = grid_kernel(FourierGrid(graph, 1e-9), Diffusion(time))
+    assert operator._control.helps(operator, 1e-3)
+    assert 3 * cg_steps(operator, 1e-3) <= cg_steps(operator, 1e-3, preconditioned=False)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("lengthscale", [0.015, 0.02, 0.03, 0.06])
+@pytest.mark.parametrize("lengthscale", [0.02, 0.03, 0.06])
 @pytest.mark.parametrize("noise", [1e-3, 1.0])
 def test_landmarks_never_do_harm(lengthscale, noise):
     graph = ImplicitGraph(cloud(2500, 2), Gaussian(lengthscale))
-    operator = grid_kernel(FourierGrid(graph, 1e-10), Diffusion(5.0))
+    operator = grid_kernel(FourierGrid(graph, 1e-9), Diffusion(5.0))
     assert cg_steps(operator, noise) <= 1.1 * cg_steps(operator, noise, preconditioned=False)
+
+
+def test_solves_through_linear_operator_reach_their_residual():
+    # linear_cg takes a curvature below 1e-10 for zero unless told otherwise, and stands still at a residual of 1e-5
+    graph = ImplicitGraph(cloud(2500, 2), Gaussian(0.03))
+    noisy = grid_kernel(FourierGrid(graph, 1e-9), Diffusion(5.0)).add_diagonal(torch.tensor(1e-3, dtype=torch.float64))
+    b = torch.randn(2500, 2, generator=generator(3), dtype=torch.float64)
+    with torch.no_grad():
+        residual = noisy @ noisy.solve(b) - b
+    assert float(residual.norm() / b.norm()) < 2e-6
 
 
 def test_walks_on_the_grid_from_temperature_0_3():
