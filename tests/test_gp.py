@@ -249,8 +249,7 @@ def test_fixed_noise(route):
 def test_three_targets_share_one_kernel(route):
     train, test = SPLITS["disjoint"]
     y = torch.stack([targets(NODES[train], seed) for seed in range(3)])
-    likelihood = GaussianLikelihood().double()
-    model, likelihood = make(route, NODES[train], y[0], scale=False)
+    model, likelihood = make(route, NODES[train], y[0])
 
     class Batched(gpytorch.models.ExactGP):
         def __init__(self):
@@ -263,12 +262,13 @@ def test_three_targets_share_one_kernel(route):
     batched = Batched()
     batched.eval()
     with torch.no_grad():
-        mean = batched(NODES[test]).mean
-    kernel = dense_kernel(ImplicitGraph(NODES, Gaussian(0.3)), Diffusion(2.0))
+        posterior = batched(NODES[test])
+    kernel = 1.7 * dense_kernel(ImplicitGraph(NODES, Gaussian(0.3)), Diffusion(2.0))
     noise = torch.full((len(train),), NOISE, dtype=torch.float64)
-    for row, ours in zip(y, mean, strict=True):
-        mu, _ = dense_posterior(kernel, train, test, row, noise)
-        assert relative(ours, mu) < 1e-6
+    for row, mean, variance in zip(y, posterior.mean, posterior.variance, strict=True):
+        mu, sigma = dense_posterior(kernel, train, test, row, noise)
+        assert relative(mean, mu) < 1e-6
+        assert relative(variance, sigma.diagonal()) < 1e-6
 
 
 @pytest.mark.parametrize(

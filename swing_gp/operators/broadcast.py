@@ -54,5 +54,11 @@ class BroadcastLinearOperator(LinearOperator):
         total = self.base._mul_constant(torch.tensor(float(self.repeats[dim]), dtype=self.dtype, device=self.device))
         return total._expand_batch(left) if left else total
 
+    def _mul_constant(self, other: float | Tensor) -> LinearOperator:
+        if torch.is_tensor(other) and other.numel() > 1:
+            return super()._mul_constant(other)
+        scalar = other.reshape(()) if torch.is_tensor(other) else other
+        return self.__class__(self.base._mul_constant(scalar), repeats=self.repeats)
+
     def _diagonal(self) -> Tensor:
         return self.base._diagonal().expand(*self.repeats, -1)
