@@ -91,13 +91,10 @@ class GraphPredictionStrategy(DefaultPredictionStrategy):
         noisy = self._noisy
         assert isinstance(noisy, LowRankPlusDiagonal)
         offset = (self.train_labels - self.train_prior_dist.mean).unsqueeze(-1)
-        scaled, _, capacitance = noisy._scaled()
-        core = noisy._symmetric_core()
-        posterior = torch.linalg.solve(capacitance, core)  # M
+        posterior = torch.linalg.solve(noisy._capacitance(), noisy._symmetric_core())  # M
         posterior = 0.5 * (posterior + posterior.mT)
-        whitened = noisy._whiten(offset)
-        weights = posterior @ cross_gram(scaled, whitened)  # m
-        left_over = noisy._whiten(whitened - scaled @ weights.to(scaled.dtype), transposed=True)  # L^-1 (y - F m)
+        weights = posterior @ cross_gram(noisy.factor, noisy._inverse_of_diagonal(offset))  # m
+        left_over = noisy._inverse_of_diagonal(offset - noisy.factor @ weights.to(noisy.dtype))  # L^-1 (y - F m)
         mean = cross.left @ weights.to(cross.left.dtype) + cross.matches(left_over)
         mean = test_mean + mean.squeeze(-1)
         if settings.skip_posterior_variances.on():
@@ -107,10 +104,9 @@ class GraphPredictionStrategy(DefaultPredictionStrategy):
         factor = test.factor
         prior = test.shared if isinstance(test, LowRankPlusGroups) else test._full_diag()
         if overlaps:
-            factor = factor - cross.matches(noisy._whiten(scaled, transposed=True))
+            factor = factor - cross.matches(noisy._inverse_of_diagonal(noisy.factor))
             # S_* L^-1 S_*^T couples equal points only; on one of them it is the value of the constant vector 1 there.
-            ones = torch.ones_like(offset)
-            information = noisy._whiten(noisy._whiten(ones), transposed=True)  # L^-1 1, by groups
+            information = noisy._inverse_of_diagonal(torch.ones_like(offset))
             left = prior * (1 - cross.matches(information).squeeze(-1))
         else:
             left = prior

@@ -18,13 +18,17 @@ from torch import Tensor
 
 from swing_gp.edges import EdgeFunction
 from swing_gp.features.protocol import DenseFeatures
-from swing_gp.graph import ImplicitGraph, row_chunks
+from swing_gp.graph import ImplicitGraph, recomputed, row_chunks
 from swing_gp.validation import check_count
 
 __all__ = ["AccuracyWarning", "LandmarkFeatures"]
 
 # Pivots are proposed this many at a time; rejection keeps the law of one-by-one sampling.
 BLOCK = 64
+
+
+# Features whose making may be remembered for the backward pass: about half a gigabyte.
+KEPT_ENTRIES = 2**25
 
 
 class AccuracyWarning(UserWarning):
@@ -90,15 +94,19 @@ class LandmarkFeatures(DenseFeatures):
         return torch.linalg.cholesky(gram + floor * torch.eye(len(sites), dtype=gram.dtype, device=gram.device))
 
     def features(self, x: Tensor) -> Tensor:
-        sites = self.graph.points[self.landmarks]
-        # The triangular solve amplifies rounding, so weights and factor are float64 whatever the points are.
-        parts = [
-            torch.linalg.solve_triangular(
-                self._cholesky, self.graph.edge.weights(sites.double(), x[rows].double()), upper=False
-            ).mT.to(x.dtype)
-            for rows in row_chunks(x.shape[0], self.num_features)
-        ]
-        return torch.cat(parts)
+        sites = self.landmarks
+        cholesky = self._cholesky
+        eye = torch.eye(len(sites), dtype=cholesky.dtype, device=cholesky.device)
+        inverse = torch.linalg.solve_triangular(cholesky, eye, upper=False)
+
+        def block(rows: Tensor, edge: EdgeFunction, points: Tensor, inverse: Tensor) -> Tensor:
+            # The inverse amplifies rounding, so weights are float64 whatever the points are.
+            return (edge.smooth_weights(rows, points[sites]) @ inverse.mT).to(rows.dtype)
+
+        if x.shape[0] * self.num_features <= KEPT_ENTRIES:
+            return block(x, self.graph.edge, self.graph.points, inverse)
+        run = recomputed(block, self.graph)  # in the backward pass: float64 copies of all features would be too much to keep
+        return torch.cat([run(x[rows], inverse) for rows in row_chunks(x.shape[0], 8 * self.num_features)])
 
     @cached_property
     def residual_diagonal(self) -> Tensor:  # (N,)

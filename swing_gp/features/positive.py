@@ -21,7 +21,7 @@ from swing_gp.edges import EdgeFunction, Gaussian
 from swing_gp.ensembles import ENSEMBLES, gaussian_ensemble
 from swing_gp.features.protocol import DenseFeatures
 from swing_gp.graph import ImplicitGraph, row_chunks
-from swing_gp.linear_algebra import cross_gram
+from swing_gp.linear_algebra import cross_gram, gram
 from swing_gp.validation import check_choice, check_count
 
 __all__ = ["PositiveFeatures"]
@@ -152,6 +152,9 @@ class PositiveFeatures(DenseFeatures):
 
     def extended_log_degree(self, x: Tensor) -> Tensor:
         return self.log_degree(x).clamp_min(0)
+
+    def normalized_gram(self, log_degree: Tensor) -> Tensor:
+        return gram(self.normalized_features(log_degree))
 
     def normalized_features(self, log_degree: Tensor) -> Tensor:
         return _exp(self._node_log_features - 0.5 * log_degree.unsqueeze(-1))

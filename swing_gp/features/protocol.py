@@ -20,7 +20,7 @@ from torch import Tensor
 
 from swing_gp.edges import EdgeFunction
 from swing_gp.graph import ImplicitGraph
-from swing_gp.linear_algebra import cross_gram
+from swing_gp.linear_algebra import cross_gram, gram
 
 __all__ = ["DenseFeatures", "FeatureMap"]
 
@@ -143,6 +143,10 @@ class DenseFeatures(FeatureMap):
     def residual(self, features: Tensor) -> Tensor | None:  # (n, r) -> (n,)
         """What the map leaves out of :math:`f(0) = 1` at points with these features, where it knows."""
         return None
+
+    def normalized_gram(self, log_degree: Tensor) -> Tensor:  # (r, r), float64
+        r""":math:`\Phi^\top D^{-1} \Phi`."""
+        return gram(self.node_features, (-log_degree).exp())
 
     def normalized_features(self, log_degree: Tensor) -> Tensor:  # (N, r)
         r"""The rows of :math:`D^{-1/2} \Phi`."""

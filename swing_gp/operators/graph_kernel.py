@@ -59,12 +59,13 @@ class FeatureKernelLinearOperator(GraphOperator, LowRankPlusDiagonal):
             log_degree = features.extended_log_degree(x)
             factor = factor * (-0.5 * log_degree).exp().unsqueeze(-1)
             residual = None if residual is None else residual * (-log_degree).exp()
-        looped, diag = _with_loops(factor, residual, self.series)
+        scale, diag = _loops(residual, self.series)
         if residual is not None:
             origin, slope = self.series.coefficients(2).to(factor)
-            looped = torch.where(is_node.unsqueeze(-1), looped, factor)
-            diag = torch.where(is_node, diag, origin + slope * residual)
-        return looped, diag.expand(len(x))
+            diag = torch.where(is_node, diag.to(factor), origin + slope * residual)
+        if scale is not None:
+            factor = factor * torch.where(is_node, scale.to(factor), torch.ones_like(scale, dtype=factor.dtype)).unsqueeze(-1)
+        return factor, diag.to(factor).expand(len(x))
 
 
 class SeriesLinearOperator(GraphOperator, MatrixFreeLinearOperator):
@@ -157,10 +158,10 @@ def _closed_form(features: DenseFeatures, series: Series) -> FeatureKernelLinear
     graph = features.graph
     residual = features.node_residual()
     if graph.normalization is None:
-        factor = features.node_features
+        factor, matrix = features.node_features, gram(features.node_features)
     else:
         log_degree = features.log_degree()
-        factor = features.normalized_features(log_degree)
+        matrix = features.normalized_gram(log_degree)
         residual = None if residual is None else residual * (-log_degree).exp()
 
     def check(eigenvalues: Tensor) -> None:
@@ -168,20 +169,24 @@ def _closed_form(features: DenseFeatures, series: Series) -> FeatureKernelLinear
         ends = [float(eigenvalues.min()), float(eigenvalues.max()), 0.0, *loops]
         series.check_spectrum((min(ends), max(ends)), psd=True)
 
-    core = symmetric_function(gram(factor), series.remainder, check)
-    factor, diag = _with_loops(factor, residual, series)
-    return FeatureKernelLinearOperator(factor, core, diag, features=features, series=series)
+    core = symmetric_function(matrix, series.remainder, check)
+    scale, diag = _loops(residual, series)
+    if graph.normalization is None:
+        factor = factor if scale is None else factor * scale.unsqueeze(-1).to(factor)
+    elif scale is None:
+        factor = features.normalized_features(log_degree)
+    else:  # both scalings in one copy of the features
+        factor = features.normalized_features(log_degree - 2 * scale.log().to(log_degree))
+    return FeatureKernelLinearOperator(factor, core, diag.to(factor), features=features, series=series)
 
 
-def _with_loops(factor: Tensor, residual: Tensor | None, series: Series) -> tuple[Tensor, Tensor]:
-    """Rows of the factor scaled for their self-loops, and the diagonal of the kernel."""
+def _loops(residual: Tensor | None, series: Series) -> tuple[Tensor | None, Tensor]:
+    """For self-loops of the given strength: what they scale the rows of the factor by, and the diagonal of the kernel."""
     diag, slope = series.coefficients(2).split(1)
-    if residual is not None:
-        loops = residual.double()
-        diag = series(loops)
-        if slope.item() != 0:
-            factor = factor * (series.remainder(loops) / slope.to(loops)).unsqueeze(-1).to(factor)
-    return factor, diag.to(factor)
+    if residual is None:
+        return None, diag
+    loops = residual.double()
+    return (series.remainder(loops) / slope.to(loops) if slope.item() != 0 else None), series(loops)
 
 
 @torch.no_grad()
@@ -191,7 +196,7 @@ def _spectral_interval(matrix: AdjacencyLinearOperator) -> tuple[float, float]:
     if isinstance(matrix.features, DenseFeatures):
         # Approximate features may leave [0, 1] a little, where a Chebyshev polynomial grows fast.
         loops = matrix.residual * (-matrix.log_degree).exp()
-        eigenvalues = torch.linalg.eigvalsh(gram(matrix.features.normalized_features(matrix.log_degree)))
+        eigenvalues = torch.linalg.eigvalsh(matrix.features.normalized_gram(matrix.log_degree))
         return min(low, float(eigenvalues.min())), max(high, float(eigenvalues.max()) + float(loops.max()))
     if matrix.graph.normalization is None:
         largest = math.exp(float(matrix.log_degree.max()))  # the largest degree bounds every eigenvalue of W

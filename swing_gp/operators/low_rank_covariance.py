@@ -21,6 +21,7 @@ from linear_operator.operators import (
 from linear_operator.utils.memoize import cached
 from torch import Tensor
 
+from swing_gp.linear_algebra import cross_gram
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 
 __all__ = ["LowRankCross", "LowRankPlusGroups", "group_sum"]
@@ -36,8 +37,7 @@ def group_sum(group: Tensor, values: Tensor) -> Tensor:  # (*batch, n), (*batch,
 class LowRankPlusGroups(LowRankPlusDiagonal):
     r"""The symmetric matrix :math:`R + P D P^\top + W C W^\top`, with P the membership of inputs in groups of equal points.
 
-    For a group with noise R and shared value d, :math:`R + d 1 1^\top = R^{1/2} (I + d u u^\top) R^{1/2}` with
-    :math:`u = R^{-1/2} 1`, whose inverse and root are written out.
+    For a group with noise R and shared value d the inverse of :math:`R + d 1 1^\top` is written out (Sherman-Morrison).
 
     :param factor: W, (\*batch, n, k).
     :param core: C, (\*batch, k, k).
@@ -110,25 +110,23 @@ class LowRankPlusGroups(LowRankPlusDiagonal):
             return LinearOperator.__add__(self, other)
         return super().__add__(other)
 
-    # The block-diagonal part D + R and its whitening
+    # The block-diagonal part R + P D P^T
 
-    def _group_weight(self) -> tuple[Tensor, Tensor]:
-        r"""u, and :math:`|u|^2` of the group of every input."""
-        u = self._full_diag().rsqrt()
-        return u, group_sum(self.group, u.square().unsqueeze(-1)).squeeze(-1)
+    def _group_information(self) -> Tensor:  # (*batch, n)
+        r""":math:`1^\top R^{-1} 1` of the group of every input."""
+        return group_sum(self.group, (1 / self._full_diag()).unsqueeze(-1)).squeeze(-1)
 
-    def _whiten(self, x: Tensor, *, transposed: bool = False) -> Tensor:
-        u, total = self._group_weight()
-        beta = (1 - (1 + self.shared * total).rsqrt()) / total
+    def _inverse_of_diagonal(self, x: Tensor) -> Tensor:
+        inverse = x / self._full_diag().unsqueeze(-1)
+        share = self.shared / ((1 + self.shared * self._group_information()) * self._full_diag())
+        return inverse - share.unsqueeze(-1) * group_sum(self._group_of(inverse), inverse)
 
-        def turn(x: Tensor) -> Tensor:  # (I + d u u^T)^-1/2 = I - beta u u^T, group by group
-            weighted = u.unsqueeze(-1) * x
-            return x - (beta * u).unsqueeze(-1) * group_sum(self._group_of(weighted), weighted)
-
-        return u.unsqueeze(-1) * turn(x) if transposed else turn(u.unsqueeze(-1) * x)
+    def _gram(self) -> Tensor:
+        product = cross_gram(self.factor, self._inverse_of_diagonal(self.factor))
+        return 0.5 * (product + product.mT)
 
     def _logdet_of_diagonal(self) -> Tensor:
-        _, total = self._group_weight()
+        total = self._group_information()
         size = group_sum(self.group, torch.ones_like(total).unsqueeze(-1)).squeeze(-1)
         return (self._full_diag().double().log() + (self.shared * total).double().log1p() / size).sum(-1)
 

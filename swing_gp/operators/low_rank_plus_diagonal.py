@@ -30,8 +30,8 @@ __all__ = ["LowRankPlusDiagonal"]
 class LowRankPlusDiagonal(LinearOperator):
     r"""The symmetric matrix :math:`D + W C W^\top`.
 
-    With :math:`V = D^{-1/2} W`, :math:`G = V^\top V` and :math:`B = (I + C G)^{-1} C`, the inverse is
-    :math:`D^{-1/2} (I - V B V^\top) D^{-1/2}` and the log-determinant :math:`\log|D| + \log|I + C G|`. W may be float32;
+    With :math:`G = W^\top D^{-1} W` and :math:`B = (I + C G)^{-1} C`, the inverse is
+    :math:`D^{-1} - D^{-1} W B W^\top D^{-1}` and the log-determinant :math:`\log|D| + \log|I + C G|`. W may be float32;
     every k x k matrix is float64.
 
     :param factor: W, (\*batch, N, k).
@@ -162,20 +162,22 @@ class LowRankPlusDiagonal(LinearOperator):
     def _symmetric_core(self) -> Tensor:  # (*batch, k, k), float64
         return 0.5 * (self.core + self.core.mT).double()
 
-    def _whiten(self, x: Tensor, *, transposed: bool = False) -> Tensor:  # (*batch, N, k) -> (*batch, N, k)
-        r"""M x or :math:`M^\top x`, for an M with :math:`M^\top M = D^{-1}`."""
-        return self.diag.rsqrt().unsqueeze(-1) * x
+    def _inverse_of_diagonal(self, x: Tensor) -> Tensor:  # (*batch, N, c) -> (*batch, N, c)
+        r""":math:`D^{-1} x`."""
+        return x / self.diag.unsqueeze(-1)
 
     def _logdet_of_diagonal(self) -> Tensor:  # (*batch,), float64
         copies = 1 if self.diag.shape[-1] > 1 else self.shape[-1]
         return copies * self.diag.double().log().sum(-1)
 
-    def _scaled(self) -> tuple[Tensor, Tensor, Tensor]:
-        """V, and in float64 the Gram matrix G and the capacitance I + C G."""
-        scaled = self._whiten(self.factor)
-        gram_matrix = gram(scaled)
-        eye = torch.eye(gram_matrix.shape[-1], dtype=gram_matrix.dtype, device=gram_matrix.device)
-        return scaled, gram_matrix, eye + self._symmetric_core() @ gram_matrix
+    def _gram(self) -> Tensor:  # (*batch, k, k), float64
+        r""":math:`G = W^\top D^{-1} W`."""
+        return gram(self.factor, 1 / self._full_diag())
+
+    def _capacitance(self) -> Tensor:  # (*batch, k, k), float64
+        """I + C G."""
+        eye = torch.eye(self.core.shape[-1], dtype=torch.float64, device=self.device)
+        return eye + self._symmetric_core() @ self._gram()
 
     def solve(self, right_tensor: Tensor, left_tensor: Tensor | None = None) -> Tensor:
         vector = right_tensor.dim() == 1
@@ -192,28 +194,26 @@ class LowRankPlusDiagonal(LinearOperator):
 
     def solver(self) -> Callable[[Tensor], Tensor]:
         r"""A function that solves for (\*batch, N, c), at O(N k) a column: what does not depend on it is done now."""
-        scaled, _, capacitance = self._scaled()
-        factors, core = torch.linalg.lu_factor(capacitance), self._symmetric_core()
+        factors, core = torch.linalg.lu_factor(self._capacitance()), self._symmetric_core()
 
         def solve(rhs: Tensor) -> Tensor:
-            whitened = self._whiten(rhs)
-            small = torch.linalg.lu_solve(*factors, core @ cross_gram(scaled, whitened))
-            return self._whiten(whitened - scaled @ small.to(scaled.dtype), transposed=True)
+            projected = cross_gram(self.factor, self._inverse_of_diagonal(rhs))
+            small = torch.linalg.lu_solve(*factors, core @ projected)
+            return self._inverse_of_diagonal(rhs - self.factor @ small.to(self.factor.dtype))
 
         return solve
 
     def inv_quad_logdet(
         self, inv_quad_rhs: Tensor | None = None, logdet: bool | None = False, reduce_inv_quad: bool | None = True
     ) -> tuple[Tensor, Tensor]:
-        scaled, _, capacitance = self._scaled()
-        factors = torch.linalg.lu_factor(capacitance)
+        factors = torch.linalg.lu_factor(self._capacitance())
         inv_quad_term = logdet_term = torch.zeros(self.batch_shape, dtype=self.dtype, device=self.device)
         if inv_quad_rhs is not None:
             rhs = inv_quad_rhs.unsqueeze(-1) if inv_quad_rhs.dim() == 1 else inv_quad_rhs
-            whitened = self._whiten(rhs)
-            projected = cross_gram(scaled, whitened)
+            inverse = self._inverse_of_diagonal(rhs)
+            projected = cross_gram(self.factor, inverse)
             small = torch.linalg.lu_solve(*factors, self._symmetric_core() @ projected)
-            terms = whitened.double().square().sum(-2) - (projected * small).sum(-2)
+            terms = (rhs.double() * inverse.double()).sum(-2) - (projected * small).sum(-2)
             inv_quad_term = (terms.sum(-1) if reduce_inv_quad else terms).to(self.dtype)
         if logdet:
             # log|det| from the pivots: I + C G has positive determinant whenever the operator is positive definite.
@@ -252,7 +252,7 @@ class LowRankPlusDiagonal(LinearOperator):
         :math:`C \phi(GC) = \phi(0) C + C G^{1/2} \psi(M) G^{1/2} C` with :math:`M = G^{1/2} C G^{1/2}` symmetric: no
         inverse of C or G appears.
         """
-        scaled, gram_matrix, _ = self._scaled()
+        scaled, gram_matrix = self.factor * self.diag.rsqrt().unsqueeze(-1), self._gram()
         core = self._symmetric_core()
         values, vectors = torch.linalg.eigh(gram_matrix)
         half = (vectors * values.clamp_min(0).sqrt().unsqueeze(-2)) @ vectors.mT

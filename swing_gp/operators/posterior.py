@@ -98,8 +98,7 @@ class PosteriorCovariance(LinearOperator):
             train = self.noisy._linear_op.close().add_diagonal(self.noisy._diag_tensor._diagonal())
             test = self.test.close()
             assert isinstance(train, LowRankPlusDiagonal)
-            _, _, capacitance = train._scaled()
-            posterior = torch.linalg.solve(capacitance, train._symmetric_core())
+            posterior = torch.linalg.solve(train._capacitance(), train._symmetric_core())
             return LowRankPlusDiagonal(test.factor, 0.5 * (posterior + posterior.mT), test.diag)
 
     def zero_mean_mvn_samples(self, num_samples: int) -> Tensor:  # (S, n)
