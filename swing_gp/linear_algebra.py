@@ -58,8 +58,13 @@ class _Gram(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         a, weights = ctx.saved_tensors
-        image = a @ (grad + grad.mT).to(a.dtype)
-        return weights.unsqueeze(-1) * image, 0.5 * (image * a).sum(-1)
+        twice = (grad + grad.mT).to(a.dtype)
+        for_a, for_weights = torch.empty_like(a), torch.empty_like(weights)
+        for rows in row_chunks(a.shape[-2], a.shape[-1]):
+            image = a[..., rows, :] @ twice
+            for_weights[..., rows] = 0.5 * (image * a[..., rows, :]).sum(-1)
+            for_a[..., rows, :] = weights[..., rows, None] * image
+        return for_a, for_weights
 
 
 def gram(a: Tensor, weights: Tensor | None = None) -> Tensor:

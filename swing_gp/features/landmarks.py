@@ -27,10 +27,6 @@ __all__ = ["AccuracyWarning", "LandmarkFeatures"]
 BLOCK = 64
 
 
-# Features whose making may be remembered for the backward pass: about half a gigabyte.
-KEPT_ENTRIES = 2**25
-
-
 class AccuracyWarning(UserWarning):
     """An approximation does not reach the accuracy that was asked for."""
 
@@ -103,9 +99,8 @@ class LandmarkFeatures(DenseFeatures):
             # The inverse amplifies rounding, so weights are float64 whatever the points are.
             return (edge.smooth_weights(rows, points[sites]) @ inverse.mT).to(rows.dtype)
 
-        if x.shape[0] * self.num_features <= KEPT_ENTRIES:
-            return block(x, self.graph.edge, self.graph.points, inverse)
-        run = recomputed(block, self.graph)  # in the backward pass: float64 copies of all features would be too much to keep
+        # Made anew in the backward pass: blocks that stay in the cache are cheaper than float64 copies of all features.
+        run = recomputed(block, self.graph)
         return torch.cat([run(x[rows], inverse) for rows in row_chunks(x.shape[0], 8 * self.num_features)])
 
     @cached_property
