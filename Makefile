@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slow lint benchmarks clean
+.PHONY: demo test lint benchmarks clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -16,10 +16,7 @@ demo: $(READY)  ## the main job: a kernel product, a solve and a picture, into d
 	$(BIN)/python -m benchmarks.demo --out demo_output
 
 test: $(READY) lint  ## lint, types and tests
-	$(BIN)/python -m pytest -m "not slow"
-
-test-slow: $(READY)  ## the checks that take minutes
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -29,6 +26,10 @@ lint: $(READY)
 benchmarks: $(READY)  ## every benchmark in its quick size, into results/
 	$(BIN)/python -m benchmarks.synthetic --quick
 	$(BIN)/python -m benchmarks.growth --quick
+	$(BIN)/python -m benchmarks.scaling --quick
+	$(BIN)/python -m benchmarks.cg --quick
+	$(BIN)/python -m benchmarks.training --quick
+	$(BIN)/python -m benchmarks.grid_gp --quick
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache demo_output results

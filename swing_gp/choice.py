@@ -1,7 +1,7 @@
 """``features="auto"``: the cheapest route that meets the tolerance, by a cost model, and the reasons for it.
 
-The costs are seconds of set-up and ten products on two cores, from constants that ``python -m benchmarks.scaling --calibrate``
-measures; only their ratios matter for the choice. Nothing is built before it is chosen.
+The costs are seconds of set-up and ten products on two cores, from constants fitted to measurements; only their ratios matter
+for the choice, and ``python -m benchmarks.scaling`` shows how good it is. Nothing is built before it is chosen.
 """
 
 from __future__ import annotations

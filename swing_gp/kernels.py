@@ -33,7 +33,7 @@ from swing_gp.edges import EdgeFunction, Gaussian
 from swing_gp.graph import ImplicitGraph
 from swing_gp.operators.graph_kernel import FeatureKernelLinearOperator, SeriesLinearOperator
 from swing_gp.operators.kernel_block import KernelBlock
-from swing_gp.operators.low_rank_covariance import LowRankCross, LowRankPlusGroups
+from swing_gp.operators.low_rank_covariance import LowRankCross, LowRankPlusGroups, per_group
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 from swing_gp.prediction import GraphPredictionStrategy
 from swing_gp.series import Diffusion, InverseCosine, Matern, RandomWalk, RegularizedLaplacian, Series
@@ -109,6 +109,8 @@ class GraphKernel(Kernel):
     """
 
     has_lengthscale = True
+    ard_num_dims: int | None
+    active_dims: Any
 
     def __init__(
         self,
@@ -194,7 +196,7 @@ class GraphKernel(Kernel):
         if not differentiable and self._memory.operator is not None and self._memory.operator[0] == state:
             return self._memory.operator[1]
         lengthscale = self.lengthscale.expand(*self.batch_shape, *self.lengthscale.shape[-2:])[index].squeeze(-2)
-        lengthscale = lengthscale if self.ard_num_dims else lengthscale.squeeze(-1)
+        lengthscale = lengthscale if self.raw_lengthscale.shape[-1] > 1 else lengthscale.squeeze(-1)
         graph = ImplicitGraph._replace(self._template(), points, self.edge.with_parameters(lengthscale))
         series = self.series(index)
         room = self.training and self.raw_lengthscale.requires_grad
@@ -218,6 +220,17 @@ class GraphKernel(Kernel):
         self._memory = _Memory({tuple(index): entry for index, entry in entries})
 
     # Covariances between inputs
+
+    def __call__(self, x1: Tensor, x2: Tensor | None = None, **kwargs: Any) -> Any:
+        if x1.is_floating_point():
+            return super().__call__(x1, x2, **kwargs)
+        # GPyTorch compares the last dimension of inputs with ard_num_dims, which means nothing for node ids.
+        ard, self.ard_num_dims = self.ard_num_dims, None
+        active, self.active_dims = self.active_dims, None
+        try:
+            return super().__call__(x1, x2, **kwargs)
+        finally:
+            self.ard_num_dims, self.active_dims = ard, active
 
     def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, last_dim_is_batch: bool = False, **params: Any) -> Any:
         if last_dim_is_batch:
@@ -267,7 +280,7 @@ class GraphKernel(Kernel):
                 return LowRankPlusDiagonal(left, core, shared)
             _, group = rows.keys.unique(return_inverse=True)
             shared = shared.expand(left.shape[:-1])
-            return LowRankPlusGroups(left, core, torch.zeros_like(shared), shared, group=group)
+            return LowRankPlusGroups(left, core, torch.zeros_like(shared), per_group(group, shared), groups=(group,))
         right, _ = self._rows(operator, columns)
         _, group = torch.cat([rows.keys, columns.keys]).unique(return_inverse=True)
         groups = group.split([len(rows.keys), len(columns.keys)])
@@ -473,6 +486,9 @@ def _stack(parts: list[LinearOperator], batch: torch.Size) -> LinearOperator:
             elif position == 1:
                 pads = [width - item.shape[-1] for item in items]
                 items = [torch.nn.functional.pad(item, (0, pad, 0, pad)) for item, pad in zip(items, pads, strict=True)]
+            elif isinstance(first, LowRankPlusGroups) and position == 3:  # values of groups, of which there may be fewer
+                size = max(item.shape[-1] for item in items)
+                items = [torch.nn.functional.pad(item, (0, size - item.shape[-1])) for item in items]
             else:
                 size = max(item.shape[-1] for item in items)
                 items = [item.expand(size) for item in items]
@@ -482,7 +498,7 @@ def _stack(parts: list[LinearOperator], batch: torch.Size) -> LinearOperator:
             sides = zip(*(part.groups for part in parts), strict=True)
             kwargs["groups"] = tuple(torch.stack(side).reshape(*batch, -1) for side in sides)
         elif isinstance(first, LowRankPlusGroups):
-            kwargs["group"] = torch.stack([part.group for part in parts]).reshape(*batch, -1)
+            kwargs["groups"] = (torch.stack([part.group for part in parts]).reshape(*batch, -1),)
         return type(first)(*tensors, **kwargs)
     if len(batch) == 1:
         return CatLinearOperator(*(part.unsqueeze(0) for part in parts), dim=0)

@@ -25,7 +25,7 @@ from torch import Tensor
 from swing_gp.linear_algebra import cross_gram
 from swing_gp.operators.broadcast import BroadcastLinearOperator
 from swing_gp.operators.kernel_block import KernelBlock
-from swing_gp.operators.low_rank_covariance import LowRankCross, LowRankPlusGroups
+from swing_gp.operators.low_rank_covariance import LowRankCross, LowRankPlusGroups, per_group
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 from swing_gp.operators.noisy import NoisyKernelLinearOperator
 from swing_gp.operators.posterior import PosteriorCovariance
@@ -102,7 +102,7 @@ class GraphPredictionStrategy(DefaultPredictionStrategy):
 
         overlaps = self._overlaps(cross)
         factor = test.factor
-        prior = test.shared if isinstance(test, LowRankPlusGroups) else test._full_diag()
+        prior = test._member if isinstance(test, LowRankPlusGroups) else test._full_diag()
         if overlaps:
             factor = factor - cross.matches(noisy._inverse_of_diagonal(noisy.factor))
             # S_* L^-1 S_*^T couples equal points only; on one of them it is the value of the constant vector 1 there.
@@ -115,7 +115,7 @@ class GraphPredictionStrategy(DefaultPredictionStrategy):
         left = left.expand(*batch, left.shape[-1])
         if isinstance(test, LowRankPlusGroups):
             group = test.group.expand(left.shape)
-            return mean, LowRankPlusGroups(*parts, torch.zeros_like(left), left, group=group)
+            return mean, LowRankPlusGroups(*parts, torch.zeros_like(left), per_group(group, left), groups=(group,))
         return mean, LowRankPlusDiagonal(*parts, left)
 
     @staticmethod

@@ -211,9 +211,9 @@ def test_groups_in_closed_form():
     torch.manual_seed(0)
     factor, shared, noise = torch.randn(9, 3).double(), torch.rand(9).double(), torch.rand(9).double() + 0.1
     group = torch.tensor([0, 1, 0, 2, 2, 2, 3, 4, 1])
-    shared = shared[group]
-    operator = LowRankPlusGroups(factor, torch.eye(3).double(), noise, shared, group=group)
-    dense = factor @ factor.mT + torch.diag(noise) + (group.unsqueeze(0) == group.unsqueeze(1)) * shared.unsqueeze(-1)
+    shared = shared[:5]
+    operator = LowRankPlusGroups(factor, torch.eye(3).double(), noise, shared, groups=(group,))
+    dense = factor @ factor.mT + torch.diag(noise) + (group.unsqueeze(0) == group.unsqueeze(1)) * shared[group].unsqueeze(-1)
     b = torch.randn(9, 2).double()
     torch.testing.assert_close(operator.to_dense(), dense)
     torch.testing.assert_close(operator @ b, dense @ b)

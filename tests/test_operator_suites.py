@@ -15,6 +15,7 @@ from swing_gp import (
     ImplicitGraph,
     LandmarkFeatures,
     LowRankPlusDiagonal,
+    NeighborFeatures,
     PairwiseFeatures,
     PositiveFeatures,
     RandomWalk,
@@ -23,6 +24,7 @@ from swing_gp import (
     graph_kernel,
     grf_kernel,
 )
+from swing_gp.operators.low_rank_covariance import LowRankCross, LowRankPlusGroups
 
 SIZE = 7
 
@@ -125,6 +127,37 @@ class TestFactoredWalks(KernelSuite, unittest.TestCase):
         return graph_kernel(graph, Diffusion(1.0), features="positive", num_features=12, walks=Walks(3))
 
 
+class TestLowRankPlusGroups(LinearOperatorTestCase, unittest.TestCase):
+    seed = 0
+    should_test_sample = True
+    should_call_cg = False
+    should_call_lanczos = False
+
+    def create_linear_op(self):
+        half, group = randn(5, 5, seed=1), torch.tensor([0, 1, 0, 2, 2, 2, 3, 1])
+        noise, shared = randn(8, seed=2).abs() + 0.5, randn(4, seed=3).abs()
+        return LowRankPlusGroups(randn(8, 5), half @ half.mT / 5, noise, shared, groups=(group,))
+
+    def evaluate_linear_op(self, linear_op):
+        factor, core, noise, shared = linear_op._args
+        (group,) = linear_op._kwargs["groups"]
+        same = group.unsqueeze(-1) == group.unsqueeze(-2)
+        return factor @ core @ factor.mT + torch.diag(noise) + same * shared[group].unsqueeze(-1)
+
+
+class TestLowRankCross(RectangularLinearOperatorTestCase, unittest.TestCase):
+    seed = 0
+
+    def create_linear_op(self):
+        half, groups = randn(4, 4, seed=1), (torch.tensor([0, 1, 2, 3, 4]), torch.tensor([5, 1, 6, 3, 7, 1]))
+        return LowRankCross(randn(5, 4), half @ half.mT, randn(6, 4, seed=2), randn(5, seed=3).abs(), groups=groups)
+
+    def evaluate_linear_op(self, linear_op):
+        left, core, right, shared = linear_op._args
+        rows, columns = linear_op._kwargs["groups"]
+        return left @ core @ right.mT + (rows.unsqueeze(-1) == columns) * shared.unsqueeze(-1)
+
+
 # Through the two verbs
 
 
@@ -188,7 +221,7 @@ def dense_adjacency_operator(linear_op):
     log_degree, residual, *tensors = linear_op._args
     features = restore(linear_op._kwargs["features"], tensors)
     graph = features.graph
-    if isinstance(features, PairwiseFeatures):
+    if isinstance(features, PairwiseFeatures | NeighborFeatures):
         weights = graph.edge.weights(graph.points, graph.points)
     else:
         weights = features.node_features @ features.node_features.mT
@@ -252,6 +285,12 @@ class TestSeries(LinearOperatorTestCase, unittest.TestCase):
             before, last = last, 2 * mapped @ last - before
             total = total + coefficient * last
         return total
+
+
+class TestNeighborSeries(TestSeries):
+    def create_linear_op(self):
+        # seven points within the cut-off of each other: the list holds every pair
+        return graph_kernel(ImplicitGraph(points(), Gaussian(0.3)), Diffusion(1.0), features="neighbors", tol=1e-6)
 
 
 class TestRandomWalkSeries(RectangularLinearOperatorTestCase, unittest.TestCase):

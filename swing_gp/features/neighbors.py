@@ -34,7 +34,8 @@ class NeighborFeatures(FeatureMap):
     r"""The pairs within a cut-off. As an asymmetric map, :math:`\phi_1(x)` holds the weights to the neighbours of x and
     :math:`\phi_2(p_j) = e_j`.
 
-    Gradients reach lengthscale and points on the fixed pattern.
+    Gradients reach lengthscale and points on the fixed pattern. k-nearest-neighbour graphs are not of this form, because who
+    is a neighbour depends on all other points: give those by their edges to :func:`~swing_gp.grf_kernel`.
 
     :param tol: the relative error of kernel products to aim for: the cut-off drops a third of this share of the integral
         of f; a hard ball drops nothing.

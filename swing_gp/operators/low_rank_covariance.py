@@ -24,7 +24,7 @@ from torch import Tensor
 from swing_gp.linear_algebra import cross_gram
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 
-__all__ = ["LowRankCross", "LowRankPlusGroups", "group_sum"]
+__all__ = ["LowRankCross", "LowRankPlusGroups", "group_sum", "per_group"]
 
 
 def group_sum(group: Tensor, values: Tensor) -> Tensor:  # (*batch, n), (*batch, n, k) -> (*batch, n, k)
@@ -32,6 +32,12 @@ def group_sum(group: Tensor, values: Tensor) -> Tensor:  # (*batch, n), (*batch,
     index = group.unsqueeze(-1).expand_as(values)
     totals = torch.zeros(*values.shape[:-2], int(group.max()) + 1, values.shape[-1], dtype=values.dtype, device=values.device)
     return totals.scatter_add(-2, index, values).gather(-2, index)
+
+
+def per_group(group: Tensor, values: Tensor) -> Tensor:  # (*batch, n), (*batch, n) -> (*batch, groups)
+    """One value a group, from values that agree within groups."""
+    count = int(group.max()) + 1
+    return torch.zeros(*values.shape[:-1], count, dtype=values.dtype, device=values.device).scatter(-1, group, values)
 
 
 class LowRankPlusGroups(LowRankPlusDiagonal):
@@ -42,24 +48,31 @@ class LowRankPlusGroups(LowRankPlusDiagonal):
     :param factor: W, (\*batch, n, k).
     :param core: C, (\*batch, k, k).
     :param diag: the diagonal of R, (\*batch, n): noise, zero before any is added.
-    :param shared: d of the group of every input, (\*batch, n).
-    :param group: the group of every input, (\*batch, n).
+    :param shared: d of every group, (\*batch, groups).
+    :param groups: the group of every input, (\*batch, n), in a tuple.
     """
 
-    def __init__(self, factor: Tensor, core: Tensor, diag: Tensor, shared: Tensor, *, group: Tensor) -> None:
-        LinearOperator.__init__(self, factor, core, diag, shared, group=group)
-        self.factor, self.core, self.diag, self.shared, self.group = factor, core, diag, shared, group
+    def __init__(self, factor: Tensor, core: Tensor, diag: Tensor, shared: Tensor, *, groups: tuple[Tensor]) -> None:
+        # In a tuple, because linear_operator changes the dtype of tensors.
+        LinearOperator.__init__(self, factor, core, diag, shared, groups=groups)
+        self.factor, self.core, self.diag, self.shared = factor, core, diag, shared
+        self.group = groups[0].expand(factor.shape[:-1])
 
     def _check_args(self, *args: Any, **kwargs: Any) -> str | None:
         return None
 
     def _transpose_nonbatch(self) -> LinearOperator:
-        return self.__class__(self.factor, self.core.mT, self.diag, self.shared, group=self.group)
+        return self.__class__(self.factor, self.core.mT, self.diag, self.shared, groups=(self.group,))
 
     def _expand_batch(self, batch_shape: torch.Size | list[int]) -> LinearOperator:
         parts = (part.expand(*batch_shape, *part.shape[self.factor.dim() - 2 :]) for part in self._args)
         group = self.group.expand(*batch_shape, self.group.shape[-1])
-        return self.__class__(*parts, group=group)
+        return self.__class__(*parts, groups=(group,))
+
+    @property
+    def _member(self) -> Tensor:  # (*batch, n)
+        """d of the group of every input."""
+        return self.shared.gather(-1, self.group)
 
     def _group_of(self, values: Tensor) -> Tensor:
         return self.group.expand(values.shape[:-1])
@@ -71,16 +84,16 @@ class LowRankPlusGroups(LowRankPlusDiagonal):
         rhs = rhs.expand(*batch, *rhs.shape[-2:])
         small = self.core @ (self.factor.mT @ rhs).to(self.core.dtype)
         result = self.diag.unsqueeze(-1) * rhs + self.factor @ small.to(self.factor.dtype)
-        result = result + self.shared.unsqueeze(-1) * group_sum(self._group_of(rhs), rhs)
+        result = result + self._member.unsqueeze(-1) * group_sum(self._group_of(rhs), rhs)
         return result.squeeze(-1) if vector else result
 
     def _diagonal(self) -> Tensor:
-        return super()._diagonal() + self.shared
+        return super()._diagonal() + self._member
 
     def _get_indices(self, row_index: Tensor, col_index: Tensor, *batch_indices: Tensor) -> Tensor:
         entries = super()._get_indices(row_index, col_index, *batch_indices)
         rows, columns = self.group[(*batch_indices, row_index)], self.group[(*batch_indices, col_index)]
-        shared = self.shared[(*batch_indices, row_index)]
+        shared = self._member[(*batch_indices, row_index)]
         return entries + torch.where(rows == columns, shared, torch.zeros_like(shared))
 
     def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
@@ -90,20 +103,21 @@ class LowRankPlusGroups(LowRankPlusDiagonal):
     def to_dense(self) -> Tensor:
         dense = self.factor @ self.core.to(self.factor.dtype) @ self.factor.mT
         same = self.group.unsqueeze(-1) == self.group.unsqueeze(-2)
-        return dense + torch.diag_embed(self._full_diag()) + same * self.shared.unsqueeze(-1)
+        return dense + torch.diag_embed(self._full_diag()) + same * self._member.unsqueeze(-1)
 
     def _mul_constant(self, other: float | Tensor) -> LinearOperator:
         scaled = super()._mul_constant(other)
         assert isinstance(scaled, LowRankPlusDiagonal)
         shared = self.shared * (other.unsqueeze(-1) if torch.is_tensor(other) else other)
-        group = self.group.expand(shared.shape)
-        return self.__class__(scaled.factor, scaled.core, scaled.diag, shared, group=group)
+        group = self.group.expand(scaled.diag.shape)
+        return self.__class__(scaled.factor, scaled.core, scaled.diag, shared, groups=(group,))
 
     def add_diagonal(self, diag: Tensor) -> LinearOperator:
         noisy = super().add_diagonal(diag)
         assert isinstance(noisy, LowRankPlusDiagonal)
-        shared = self.shared.expand(noisy.factor.shape[:-1])
-        return self.__class__(noisy.factor, noisy.core, noisy._full_diag(), shared, group=self.group.expand(shared.shape))
+        diag = noisy._full_diag()
+        shared = self.shared.expand(*diag.shape[:-1], self.shared.shape[-1])
+        return self.__class__(noisy.factor, noisy.core, diag, shared, groups=(self.group.expand(diag.shape),))
 
     def __add__(self, other: Any) -> LinearOperator:
         if isinstance(other, LowRankPlusDiagonal):
@@ -118,7 +132,7 @@ class LowRankPlusGroups(LowRankPlusDiagonal):
 
     def _inverse_of_diagonal(self, x: Tensor) -> Tensor:
         inverse = x / self._full_diag().unsqueeze(-1)
-        share = self.shared / ((1 + self.shared * self._group_information()) * self._full_diag())
+        share = self._member / ((1 + self._member * self._group_information()) * self._full_diag())
         return inverse - share.unsqueeze(-1) * group_sum(self._group_of(inverse), inverse)
 
     def _gram(self) -> Tensor:
@@ -128,7 +142,7 @@ class LowRankPlusGroups(LowRankPlusDiagonal):
     def _logdet_of_diagonal(self) -> Tensor:
         total = self._group_information()
         size = group_sum(self.group, torch.ones_like(total).unsqueeze(-1)).squeeze(-1)
-        return (self._full_diag().double().log() + (self.shared * total).double().log1p() / size).sum(-1)
+        return (self._full_diag().double().log() + (self._member * total).double().log1p() / size).sum(-1)
 
     # Roots
 
@@ -141,7 +155,7 @@ class LowRankPlusGroups(LowRankPlusDiagonal):
         member = InterpolatedLinearOperator(
             DiagLinearOperator(ones),
             left_interp_indices=self.group.unsqueeze(-1),
-            left_interp_values=self.shared.sqrt().unsqueeze(-1),
+            left_interp_values=self._member.sqrt().unsqueeze(-1),
         )
         own = DiagLinearOperator(self._full_diag().sqrt())
         return RootLinearOperator(CatLinearOperator(to_linear_operator(self.factor @ half), member, own, dim=-1))
@@ -161,7 +175,7 @@ class LowRankPlusGroups(LowRankPlusDiagonal):
         draws = torch.randn(*self.batch_shape, count, num_samples, **like)
         shared = draws.gather(-2, self.group.unsqueeze(-1).expand(*self.group.shape, num_samples))
         own = torch.randn(*self.batch_shape, self.shape[-1], num_samples, **like)
-        sample = low_rank + self.shared.sqrt().unsqueeze(-1) * shared + self._full_diag().sqrt().unsqueeze(-1) * own
+        sample = low_rank + self._member.sqrt().unsqueeze(-1) * shared + self._full_diag().sqrt().unsqueeze(-1) * own
         return sample.movedim(-1, 0)
 
 

@@ -18,7 +18,7 @@ __all__ = ["NoisyKernelLinearOperator", "with_noise"]
 # Relative residual of conjugate gradients. linear_operator's default, 1 in training and 0.01 otherwise, gives wrong gradients.
 SOLVE_TOL = {torch.float32: 1e-4, torch.float64: 1e-6}
 MAX_STEPS = 1000
-TRACE_SAMPLES = 16
+TRACE_SAMPLES = 10
 LANCZOS_STEPS = 40
 # linear_cg takes a curvature p.Ap below its default of 1e-10 for zero, and then stands still at a residual of about 1e-5.
 LEAST_CURVATURE = 1e-30
@@ -42,7 +42,7 @@ class NoisyKernelLinearOperator(AddedDiagLinearOperator):
             tolerance=min(SOLVE_TOL[rhs.dtype], settings.cg_tolerance.value()),
             eps=LEAST_CURVATURE,
             max_iter=max(MAX_STEPS, settings.max_cg_iterations.value()),
-            max_tridiag_iter=max(LANCZOS_STEPS, settings.max_lanczos_quadrature_iterations.value()),
+            max_tridiag_iter=settings.max_lanczos_quadrature_iterations.value(),
             preconditioner=preconditioner,
         )
 
