@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from linear_operator import settings
+from linear_operator import settings, utils
 from linear_operator.operators import AddedDiagLinearOperator, DiagLinearOperator, LinearOperator
-from linear_operator.utils import linear_cg
 from linear_operator.utils.lanczos import lanczos_tridiag
 from torch import Tensor
 
@@ -35,7 +34,7 @@ class NoisyKernelLinearOperator(AddedDiagLinearOperator):
         super().__init__(*linear_ops, preconditioner_override=_precondition)
 
     def _solve(self, rhs: Tensor, preconditioner: Any = None, num_tridiag: int | None = 0) -> Any:
-        return linear_cg(
+        return utils.linear_cg(
             self._matmul,
             rhs,
             n_tridiag=num_tridiag,
