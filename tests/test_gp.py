@@ -662,3 +662,20 @@ def test_nothing_quadratic_in_a_gp_on_many_nodes():
             assert torch.isfinite(mean).all()
     """)
     assert peak < 2.5  # the matrix would take 14 GB
+
+
+def test_global_switches_do_not_make_a_large_kernel_dense():
+    # BoTorch turns linear_operator's fast solves off for everybody; a dense factor of 6,000 nodes would take 290 MB a copy
+    peak = peak_of("""
+        import gpytorch, torch
+        from linear_operator import settings
+        from swing_gp import DiffusionKernel
+        points = torch.rand(6_000, 2, generator=torch.Generator().manual_seed(0)).double()
+        kernel = DiffusionKernel(points, lengthscale=0.1, time=2.0, features="grid", tol=1e-5)
+        b = torch.ones(6_000, 1).double()
+        with settings.fast_computations(covar_root_decomposition=False, log_prob=False, solves=False):
+            noisy = kernel(torch.arange(6_000)).evaluate_kernel().add_diagonal(torch.tensor([0.1]).double())
+            noisy.solve(b)
+            noisy.inv_quad_logdet(b, logdet=True)
+    """)
+    assert peak < 0.8

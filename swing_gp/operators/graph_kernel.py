@@ -18,7 +18,7 @@ import math
 from typing import Any
 
 import torch
-from linear_operator.operators import DiagLinearOperator, LinearOperator
+from linear_operator.operators import LinearOperator
 from torch import Tensor
 
 from swing_gp.features.protocol import DenseFeatures, FeatureMap
@@ -27,7 +27,7 @@ from swing_gp.operators.adjacency import AdjacencyLinearOperator, adjacency
 from swing_gp.operators.diagnostics import GraphOperator
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 from swing_gp.operators.matrix_free import MatrixFreeLinearOperator
-from swing_gp.operators.noisy import with_noise
+from swing_gp.operators.noisy import TakesNoise
 from swing_gp.operators.polynomial import clenshaw, spectral_radius
 from swing_gp.series import Series
 
@@ -68,7 +68,7 @@ class FeatureKernelLinearOperator(GraphOperator, LowRankPlusDiagonal):
         return factor, diag.to(factor).expand(len(x))
 
 
-class SeriesLinearOperator(GraphOperator, MatrixFreeLinearOperator):
+class SeriesLinearOperator(TakesNoise, GraphOperator, MatrixFreeLinearOperator):
     r"""A polynomial of an adjacency operator, :math:`\sum_k c_k T_k(A)` with A mapped from ``interval`` to [-1, 1].
 
     Gradients reach the coefficients (and through them the series), the graph and the degrees.
@@ -100,17 +100,6 @@ class SeriesLinearOperator(GraphOperator, MatrixFreeLinearOperator):
 
     def _apply(self, rhs: Tensor) -> Tensor:
         return clenshaw(self.adjacency._apply, self.coefficients.to(rhs.dtype), self.interval, rhs)
-
-    def precondition(self, noise: Tensor) -> None:
-        """Graphs that are treated so have a flat spectrum, where landmarks do not help."""
-
-    def add_diagonal(self, diag: Tensor) -> LinearOperator:
-        return with_noise(self, diag)
-
-    def __add__(self, other: Any) -> LinearOperator:
-        if isinstance(other, DiagLinearOperator):
-            return with_noise(self, other._diagonal())
-        return super().__add__(other)
 
     def draw(self, x: Tensor, number: int) -> Tensor:
         raise ValueError(

@@ -17,7 +17,7 @@ from typing import Any
 
 import scipy.fft
 import torch
-from linear_operator.operators import DiagLinearOperator, LinearOperator, RootLinearOperator
+from linear_operator.operators import LinearOperator, RootLinearOperator
 from linear_operator.utils.memoize import cached
 from torch import Tensor
 
@@ -26,7 +26,7 @@ from swing_gp.features.pairwise import PairwiseFeatures
 from swing_gp.operators.diagnostics import GraphOperator
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 from swing_gp.operators.matrix_free import MatrixFreeLinearOperator
-from swing_gp.operators.noisy import with_noise
+from swing_gp.operators.noisy import TakesNoise
 from swing_gp.operators.polynomial import clenshaw
 from swing_gp.operators.preconditioning import LandmarkControl
 from swing_gp.series import Series
@@ -38,7 +38,7 @@ EXACT_DIAGONAL = 2048
 BLOCK = 8
 
 
-class GridKernelLinearOperator(GraphOperator, MatrixFreeLinearOperator):
+class GridKernelLinearOperator(TakesNoise, GraphOperator, MatrixFreeLinearOperator):
     r"""The collapsed kernel of a :class:`FourierGrid`. Made by :func:`grid_kernel`.
 
     Gradients reach the mode weights (and through them the lengthscale), the degrees and the series.
@@ -182,14 +182,6 @@ class GridKernelLinearOperator(GraphOperator, MatrixFreeLinearOperator):
 
     def precondition(self, noise: Tensor) -> LowRankPlusDiagonal | None:
         return self._control.precondition(self, noise)
-
-    def add_diagonal(self, diag: Tensor) -> LinearOperator:
-        return with_noise(self, diag)
-
-    def __add__(self, other: Any) -> LinearOperator:
-        if isinstance(other, DiagLinearOperator):
-            return with_noise(self, other._diagonal())
-        return super().__add__(other)
 
 
 def toeplitz_product(symbol: Tensor, modes: Tensor) -> Tensor:  # (*grid), (k, *modes) -> (k, *modes)

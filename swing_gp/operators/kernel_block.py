@@ -8,16 +8,17 @@ through the two verbs,
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import torch
-from linear_operator.operators import DiagLinearOperator, LinearOperator
+from linear_operator.operators import LinearOperator
 from torch import Tensor
 
 from swing_gp.linear_algebra import frozen_signs
-from swing_gp.operators.broadcast import BroadcastLinearOperator
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
-from swing_gp.operators.noisy import with_noise
+from swing_gp.operators.matrix_free import MatrixFreeLinearOperator
+from swing_gp.operators.noisy import TakesNoise
 from swing_gp.operators.preconditioning import PROBES, LandmarkControl
 from swing_gp.sites import Sites
 
@@ -25,10 +26,9 @@ __all__ = ["KernelBlock"]
 
 # Up to here a diagonal is exact, column by column; above it is estimated.
 EXACT_DIAGONAL = 2048
-COLUMNS = 256
 
 
-class KernelBlock(LinearOperator):
+class KernelBlock(TakesNoise, MatrixFreeLinearOperator):
     r"""The matrix of :math:`c\,k(x_i, x'_j)` for two lists of inputs, through products alone.
 
     :param base: the kernel on all nodes.
@@ -83,15 +83,6 @@ class KernelBlock(LinearOperator):
 
     # Products
 
-    def _matmul(self, rhs: Tensor) -> Tensor:
-        if rhs.dim() == 1:
-            return self._apply(rhs.unsqueeze(-1)).squeeze(-1)
-        if rhs.dim() == 2:
-            return self._apply(rhs)
-        columns = rhs.movedim(-2, 0)  # (m, *batch, k): one product for the whole batch
-        result = self._apply(columns.reshape(columns.shape[0], -1))
-        return result.reshape(-1, *columns.shape[1:]).movedim(0, -2)
-
     def _apply(self, rhs: Tensor) -> Tensor:  # (m, k) -> (n, k)
         rows, columns = self.sites
         if rows.on_graph and columns.on_graph:
@@ -103,19 +94,17 @@ class KernelBlock(LinearOperator):
             product = self.left.unsqueeze(-1) * product + self.head[0] * self._matches(rhs)
         return self.outputscale * product
 
+    @cached_property
+    def _groups(self) -> tuple[Tensor, ...]:
+        """For rows and for columns, a number that agrees where the points do."""
+        both = torch.cat([sites.keys for sites in self.sites])
+        return both.unique(return_inverse=True)[1].split([len(sites.keys) for sites in self.sites])
+
     def _matches(self, rhs: Tensor) -> Tensor:
         """Sums over the columns that are the same point as a row."""
-        both = torch.cat([self.sites[0].keys, self.sites[1].keys])
-        _, group = both.unique(return_inverse=True)
-        rows, columns = group.split([len(self.sites[0].keys), len(self.sites[1].keys)])
-        totals = torch.zeros(int(group.max()) + 1, rhs.shape[-1], dtype=rhs.dtype, device=rhs.device)
+        rows, columns = self._groups
+        totals = torch.zeros(sum(self.shape), rhs.shape[-1], dtype=rhs.dtype, device=rhs.device)
         return totals.index_add(0, columns, rhs)[rows]
-
-    def _unsqueeze_batch(self, dim: int) -> LinearOperator:
-        return BroadcastLinearOperator(self, repeats=torch.Size((1,)))
-
-    def _expand_batch(self, batch_shape: torch.Size | list[int]) -> LinearOperator:
-        return BroadcastLinearOperator(self, repeats=torch.Size(batch_shape)) if len(batch_shape) else self
 
     def _mul_constant(self, other: float | Tensor) -> LinearOperator:
         if torch.is_tensor(other) and other.numel() > 1:
@@ -124,22 +113,6 @@ class KernelBlock(LinearOperator):
         return self._with(self.left, self.right, scale, self.sites)
 
     # Entries
-
-    def _columns(self, index: Tensor) -> Tensor:  # (c,) -> (n, c)
-        unit = torch.zeros(self.shape[-1], len(index), dtype=self.dtype, device=self.device)
-        unit[index, torch.arange(len(index), device=unit.device)] = 1
-        return self._apply(unit)
-
-    def _get_indices(self, row_index: Tensor, col_index: Tensor, *batch_indices: Tensor) -> Tensor:
-        shape = torch.broadcast_shapes(row_index.shape, col_index.shape)
-        rows, columns = row_index.expand(shape).reshape(-1), col_index.expand(shape).reshape(-1)
-        wanted, position = columns.unique(return_inverse=True)
-        result = torch.zeros(rows.shape, dtype=self.dtype, device=self.device)
-        for start in range(0, len(wanted), COLUMNS):
-            here = (position >= start) & (position < start + COLUMNS)
-            block = self._columns(wanted[start : start + COLUMNS])
-            result = result.masked_scatter(here, block[rows[here], position[here] - start])
-        return result.reshape(shape)
 
     def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
         one, two = self.sites[0][row_index], self.sites[1][col_index]
@@ -153,8 +126,7 @@ class KernelBlock(LinearOperator):
             return self.outputscale * self.base._diagonal()[self.sites[0].nodes]
         if self.symmetric and self.shape[-1] > EXACT_DIAGONAL:
             return self._estimated_diagonal()
-        index = torch.arange(self.shape[-1], device=self.device)
-        return self._get_indices(index, index)
+        return super()._diagonal()
 
     def _estimated_diagonal(self) -> Tensor:
         """The diagonal off the graph: the landmarks' and an unbiased estimate of what they leave."""
@@ -199,14 +171,6 @@ class KernelBlock(LinearOperator):
         close = self.close().add_diagonal(noise)
         assert isinstance(close, LowRankPlusDiagonal)
         return close
-
-    def add_diagonal(self, diag: Tensor) -> LinearOperator:
-        return with_noise(self, diag) if self.symmetric else super().add_diagonal(diag)
-
-    def __add__(self, other: Any) -> LinearOperator:
-        if isinstance(other, DiagLinearOperator) and self.symmetric:
-            return with_noise(self, other._diagonal())
-        return super().__add__(other)
 
 
 def _same_index(one: Any, two: Any) -> bool:

@@ -19,10 +19,10 @@ COLUMNS = 256
 
 
 class MatrixFreeLinearOperator(LinearOperator):
-    """A square operator without batch dimensions, given by its action on the columns of a matrix."""
+    """An operator without batch dimensions, given by its action on the columns of a matrix."""
 
     @abstractmethod
-    def _apply(self, rhs: Tensor) -> Tensor:  # (N, k) -> (N, k)
+    def _apply(self, rhs: Tensor) -> Tensor:  # (M, k) -> (N, k)
         """The product with a matrix."""
 
     def _matmul(self, rhs: Tensor) -> Tensor:
@@ -30,8 +30,8 @@ class MatrixFreeLinearOperator(LinearOperator):
             return self._apply(rhs.unsqueeze(-1)).squeeze(-1)
         if rhs.dim() == 2:
             return self._apply(rhs)
-        columns = rhs.movedim(-2, 0)  # (N, *batch, k): one product for the whole batch
-        return self._apply(columns.reshape(columns.shape[0], -1)).reshape(columns.shape).movedim(0, -2)
+        columns = rhs.movedim(-2, 0)  # (M, *batch, k): one product for the whole batch
+        return self._apply(columns.reshape(columns.shape[0], -1)).reshape(-1, *columns.shape[1:]).movedim(0, -2)
 
     def _unsqueeze_batch(self, dim: int) -> LinearOperator:
         return BroadcastLinearOperator(self, repeats=torch.Size((1,)))

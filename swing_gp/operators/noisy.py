@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -11,8 +13,9 @@ from linear_operator.utils.lanczos import lanczos_tridiag
 from torch import Tensor
 
 from swing_gp.linear_algebra import frozen_signs
+from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 
-__all__ = ["NoisyKernelLinearOperator", "with_noise"]
+__all__ = ["NoisyKernelLinearOperator", "TakesNoise", "with_noise"]
 
 # Relative residual of conjugate gradients. linear_operator's default, 1 in training and 0.01 otherwise, gives wrong gradients.
 SOLVE_TOL = {torch.float32: 1e-4, torch.float64: 1e-6}
@@ -21,6 +24,8 @@ TRACE_SAMPLES = 10
 LANCZOS_STEPS = 40
 # linear_cg takes a curvature p.Ap below its default of 1e-10 for zero, and then stands still at a residual of about 1e-5.
 LEAST_CURVATURE = 1e-30
+# Nodes above which nothing of their number squared is made, whatever global settings ask for.
+MOST_DENSE = 2000
 
 
 class NoisyKernelLinearOperator(AddedDiagLinearOperator):
@@ -32,6 +37,26 @@ class NoisyKernelLinearOperator(AddedDiagLinearOperator):
 
     def __init__(self, *linear_ops: LinearOperator, preconditioner_override: Any = None) -> None:
         super().__init__(*linear_ops, preconditioner_override=_precondition)
+
+    @cached_property
+    def _preconditioning(self) -> tuple[Any, Any, Any]:
+        """What :func:`_precondition` hands over, made once for all solves."""
+        with torch.no_grad():
+            close = self._linear_op.precondition(self._diag_tensor._diagonal().detach())
+            return (None, None, None) if close is None else (close.solver(), close, close.logdet())
+
+    def _iteratively(self) -> AbstractContextManager:
+        """Where a dense factor is out of the question, switches that ask for one are not obeyed."""
+        if self.shape[-1] <= MOST_DENSE:
+            return nullcontext()
+        contexts = ExitStack()
+        contexts.enter_context(settings.fast_computations(log_prob=True, solves=True))
+        contexts.enter_context(settings.max_cholesky_size(MOST_DENSE))
+        return contexts
+
+    def solve(self, right_tensor: Tensor, left_tensor: Tensor | None = None) -> Tensor:
+        with self._iteratively():
+            return super().solve(right_tensor, left_tensor)
 
     def _solve(self, rhs: Tensor, preconditioner: Any = None, num_tridiag: int | None = 0) -> Any:
         return utils.linear_cg(
@@ -49,7 +74,7 @@ class NoisyKernelLinearOperator(AddedDiagLinearOperator):
         self, inv_quad_rhs: Tensor | None = None, logdet: bool | None = False, reduce_inv_quad: bool | None = True
     ) -> tuple[Tensor, Tensor]:
         samples = max(TRACE_SAMPLES, settings.num_trace_samples.value())
-        with settings.num_trace_samples(samples), torch.random.fork_rng(devices=[]):
+        with self._iteratively(), settings.num_trace_samples(samples), torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             return super().inv_quad_logdet(inv_quad_rhs, logdet, reduce_inv_quad)
 
@@ -74,13 +99,27 @@ class NoisyKernelLinearOperator(AddedDiagLinearOperator):
 
 
 def _precondition(noisy: NoisyKernelLinearOperator) -> tuple[Any, Any, Any]:
-    with torch.no_grad():
-        close = noisy._linear_op.precondition(noisy._diag_tensor._diagonal().detach())
-        return (None, None, None) if close is None else (close.solver(), close, close.logdet())
+    return noisy._preconditioning
 
 
-def with_noise(kernel: LinearOperator, noise: Tensor) -> LinearOperator:
-    """A square kernel plus a diagonal."""
-    if noise.dim() > 1 or noise.shape[-1:] not in ((), (1,), (kernel.shape[-1],)):
+class TakesNoise:
+    """A symmetric kernel that is solved with as a :class:`NoisyKernelLinearOperator` once noise is added to it."""
+
+    def precondition(self, noise: Tensor) -> LowRankPlusDiagonal | None:
+        """A matrix close to the kernel plus the noise that is solved with in closed form, if there is one."""
+        return None
+
+    def add_diagonal(self, diag: Tensor) -> LinearOperator:
+        return with_noise(self, diag)
+
+    def __add__(self, other: Any) -> LinearOperator:
+        if isinstance(other, DiagLinearOperator):
+            return with_noise(self, other._diagonal())
+        return super().__add__(other)  # type: ignore[misc]
+
+
+def with_noise(kernel: Any, noise: Tensor) -> LinearOperator:
+    """A kernel plus a diagonal."""
+    if not kernel.is_square or noise.dim() > 1 or noise.shape[-1:] not in ((), (1,), (kernel.shape[-1],)):
         return LinearOperator.add_diagonal(kernel, noise)
     return NoisyKernelLinearOperator(kernel, DiagLinearOperator(noise.expand(kernel.shape[-1])))

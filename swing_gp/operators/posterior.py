@@ -2,16 +2,17 @@ r"""The posterior covariance of a matrix-free kernel, :math:`K_{**} - K_{*X} (K_
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import torch
-from linear_operator.operators import DiagLinearOperator, LinearOperator
+from linear_operator.operators import AddedDiagLinearOperator, DiagLinearOperator, LinearOperator
 from torch import Tensor
 
 from swing_gp.linear_algebra import frozen_signs
-from swing_gp.operators.broadcast import BroadcastLinearOperator
-from swing_gp.operators.kernel_block import COLUMNS, KernelBlock
+from swing_gp.operators.kernel_block import KernelBlock
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
+from swing_gp.operators.matrix_free import COLUMNS, MatrixFreeLinearOperator
 from swing_gp.operators.noisy import NoisyKernelLinearOperator
 
 __all__ = ["PosteriorCovariance"]
@@ -21,7 +22,7 @@ EXACT_VARIANCES = 512
 PROBES = 64
 
 
-class PosteriorCovariance(LinearOperator):
+class PosteriorCovariance(MatrixFreeLinearOperator):
     """The posterior covariance at test inputs, through solves; nothing of size test x train is kept.
 
     Variances at many points are those of the landmark kernel's posterior, in closed form, plus an unbiased estimate of the
@@ -47,37 +48,27 @@ class PosteriorCovariance(LinearOperator):
     def _transpose_nonbatch(self) -> LinearOperator:
         return self
 
-    def _unsqueeze_batch(self, dim: int) -> LinearOperator:
-        return BroadcastLinearOperator(self, repeats=torch.Size((1,)))
-
-    def _expand_batch(self, batch_shape: torch.Size | list[int]) -> LinearOperator:
-        return BroadcastLinearOperator(self, repeats=torch.Size(batch_shape)) if len(batch_shape) else self
-
-    def _matmul(self, rhs: Tensor) -> Tensor:
+    def _apply(self, rhs: Tensor) -> Tensor:
         solved = self.noisy.solve(self.cross.mT @ rhs)
         return self.test @ rhs - self.cross @ solved
 
     def _diagonal(self) -> Tensor:
-        return self._variances()[0]
+        return self._variances[0]
 
     def variance_standard_error(self) -> Tensor:
         """Standard errors of the variances; zeros where they were solved for."""
-        return self._variances()[1]
+        return self._variances[1]
 
+    @cached_property
     def _variances(self) -> tuple[Tensor, Tensor]:
-        if "variances" not in self.__dict__:
-            exact = self.shape[-1] <= EXACT_VARIANCES
-            self.__dict__["variances"] = self._solved() if exact else self._estimated()
-        return self.__dict__["variances"]
+        return self._solved() if self.shape[-1] <= EXACT_VARIANCES else self._estimated()
 
     def _solved(self) -> tuple[Tensor, Tensor]:
         prior = self.test._diagonal()
         parts = []
         for start in range(0, self.shape[-1], COLUMNS):
             index = torch.arange(start, min(start + COLUMNS, self.shape[-1]), device=self.device)
-            unit = torch.zeros(self.shape[-1], len(index), dtype=self.dtype, device=self.device)
-            unit[index, torch.arange(len(index), device=self.device)] = 1
-            block = self.cross.mT @ unit
+            block = self.cross.mT._columns(index)
             parts.append((block * self.noisy.solve(block)).sum(0))
         variances = (prior - torch.cat(parts)).clamp_min(0)
         return variances, torch.zeros_like(variances)
@@ -85,7 +76,7 @@ class PosteriorCovariance(LinearOperator):
     def _estimated(self) -> tuple[Tensor, Tensor]:
         close = self._landmark_posterior()
         signs = frozen_signs(self.shape[-1], PROBES, self.dtype)
-        terms = signs * (self._matmul(signs) - close._matmul(signs))
+        terms = signs * (self._apply(signs) - close._matmul(signs))
         error = terms.std(-1) / PROBES**0.5
         # Even if all else were known, the identity part that a point has for itself is seen through noise only.
         own = self.test.head[0] * self.test.outputscale
@@ -111,38 +102,12 @@ class PosteriorCovariance(LinearOperator):
         return self + DiagLinearOperator(diag.expand(self.shape[-1]))
 
     def __add__(self, other: Any) -> LinearOperator:
-        if isinstance(other, DiagLinearOperator):
-            return NoisyPosteriorCovariance(self, other)
-        return super().__add__(other)
+        return NoisyPosteriorCovariance(self, other) if isinstance(other, DiagLinearOperator) else super().__add__(other)
 
 
-class NoisyPosteriorCovariance(LinearOperator):
+class NoisyPosteriorCovariance(AddedDiagLinearOperator):
     """The posterior covariance of noisy observations."""
 
-    def __init__(self, posterior: PosteriorCovariance, noise: DiagLinearOperator) -> None:
-        super().__init__(posterior, noise)
-        self.posterior, self.noise = posterior, noise
-
-    def _size(self) -> torch.Size:
-        return self.posterior.shape
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.posterior.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.posterior.device
-
-    def _transpose_nonbatch(self) -> LinearOperator:
-        return self
-
-    def _matmul(self, rhs: Tensor) -> Tensor:
-        return self.posterior._matmul(rhs) + self.noise._matmul(rhs)
-
-    def _diagonal(self) -> Tensor:
-        return self.posterior._diagonal() + self.noise._diagonal()
-
     def zero_mean_mvn_samples(self, num_samples: int) -> Tensor:
-        sample = self.posterior.zero_mean_mvn_samples(num_samples)
-        return sample + self.noise._diagonal().sqrt() * torch.randn_like(sample)
+        sample = self._linear_op.zero_mean_mvn_samples(num_samples)
+        return sample + self._diag_tensor._diagonal().sqrt() * torch.randn_like(sample)
