@@ -6,19 +6,18 @@ among N nodes costs O(n log N) after one sort.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from swing_gp.recent import Recent
+
 __all__ = ["NodeTable", "Sites"]
 
 # Odd multipliers of a multiplicative hash; the shift folds high bits into low ones between dimensions.
 MULTIPLIER, SHIFT = -7046029254386353131, 29
-# Training inputs come back at every step, as the same tensor: the last few look-ups are remembered.
-REMEMBERED = 4
 
 
 @dataclass(frozen=True)
@@ -54,19 +53,10 @@ class NodeTable:
         self.points = points
         keys = row_keys(points)
         self._keys, self._order = keys.sort(stable=True)
-        self._recent: OrderedDict[tuple, tuple[Tensor, Sites]] = OrderedDict()
+        self._recent: Recent[Sites] = Recent()
 
     def locate(self, x: Tensor) -> Sites:  # (n, d) coordinates, or (n,) or (n, 1) node ids
-        key = (x.data_ptr(), x._version, x.shape, x.stride(), x.dtype)
-        if key in self._recent:
-            self._recent.move_to_end(key)
-            return self._recent[key][1]
-        sites = self._by_id(x) if not x.is_floating_point() else self._by_coordinates(x)
-        if not x.requires_grad:
-            self._recent[key] = (x, sites)  # the tensor is kept, so that its address is not given to another
-            while len(self._recent) > REMEMBERED:
-                self._recent.popitem(last=False)
-        return sites
+        return self._recent.get(lambda: self._by_coordinates(x) if x.is_floating_point() else self._by_id(x), x)
 
     def outside(self, sites: Sites) -> bool:
         """Whether some input lies beyond the box of the nodes."""

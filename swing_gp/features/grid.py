@@ -20,6 +20,7 @@ from swing_gp.features.landmarks import AccuracyWarning
 from swing_gp.features.protocol import DenseFeatures, FeatureMap
 from swing_gp.graph import ImplicitGraph
 from swing_gp.nufft import PointTransform
+from swing_gp.recent import Recent
 from swing_gp.validation import check_interval
 
 __all__ = ["FourierGrid", "GridFeatures"]
@@ -29,8 +30,6 @@ MAX_MODES = 2**22
 # The exact block of W that a grid is checked against, and how often it may grow to meet it.
 SAMPLE, SAMPLE_COLUMNS = 8, 4096
 MAX_WIDENINGS = 12
-# Point sets off the graph whose transforms are kept.
-RECENT = 4
 
 
 def count_modes(graph: ImplicitGraph, tol: float) -> int | None:
@@ -176,18 +175,13 @@ class FourierGrid(FeatureMap):
     def nodes(self) -> PointTransform:
         return self.transform(self.graph.points)
 
-    def at(self, x: Tensor) -> PointTransform:
-        """The transforms of any points; the last few are kept, because a solve comes back to them."""
-        key = (x.data_ptr(), x._version, x.shape)
-        if key not in self._recent:
-            while len(self._recent) >= RECENT:
-                self._recent.pop(next(iter(self._recent)))
-            self._recent[key] = (x, self.transform(x))
-        return self._recent[key][1]
+    def at(self, x: Tensor | None) -> PointTransform:
+        """The transforms of any points; None stands for the nodes."""
+        return self.nodes if x is None else self._recent.get(lambda: self.transform(x), x)
 
     @cached_property
-    def _recent(self) -> dict[tuple, tuple[Tensor, PointTransform]]:
-        return {}
+    def _recent(self) -> Recent[PointTransform]:
+        return Recent()
 
     @cached_property
     def frequencies(self) -> Tensor:  # (*modes, d)
@@ -212,18 +206,13 @@ class FourierGrid(FeatureMap):
         return self.nodes.to_modes(values).flatten(1).mT
 
     def evaluate(self, x: Tensor | None, coefficients: Tensor) -> Tensor:
-        transform = self.nodes if x is None else self.transform(x)
-        return transform.to_points(self.fold * self.mode_weights * self._on_grid(coefficients))
+        return self.at(x).to_points(self.fold * self.mode_weights * self._on_grid(coefficients))
 
     def project_adjoint(self, coefficients: Tensor) -> Tensor:
         return self.nodes.to_points(self._on_grid(coefficients))
 
     def evaluate_adjoint(self, x: Tensor | None, values: Tensor) -> Tensor:
-        transform = self.nodes if x is None else self.transform(x)
-        return (self.fold * self.mode_weights * transform.to_modes(values)).flatten(1).mT
-
-    def between(self, x: Tensor, y: Tensor, values: Tensor) -> Tensor:
-        return self.at(x).to_points(self.fold * self.mode_weights * self.at(y).to_modes(values))
+        return (self.fold * self.mode_weights * self.at(x).to_modes(values)).flatten(1).mT
 
     def _on_grid(self, coefficients: Tensor) -> Tensor:  # (r, k) -> (k, *modes)
         return coefficients.mT.reshape(-1, *self.nodes.modes)

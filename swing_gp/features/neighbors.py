@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from swing_gp.edges import EdgeFunction
-from swing_gp.features.protocol import FeatureMap
+from swing_gp.features.protocol import NodeFeatures
 from swing_gp.graph import ImplicitGraph, chunk_entries, recomputed
+from swing_gp.recent import Recent
 from swing_gp.sparse import SparsePattern
 from swing_gp.validation import check_interval
 
@@ -25,12 +26,12 @@ __all__ = ["NeighborFeatures", "list_cutoff"]
 # A list is for graphs with O(N) edges; this many a node is where the other routes are cheaper in any case.
 MAX_NEIGHBORS = 2000
 MAX_BYTES = 6 * 2**30
-# Index and value of an entry, with what finding and sorting them takes (measured: 21 to 28 bytes in float64).
+# Index and value of an entry, with what finding and sorting them takes.
 BYTES_PER_ENTRY = 32
 SAMPLE = 256
 
 
-class NeighborFeatures(FeatureMap):
+class NeighborFeatures(NodeFeatures):
     r"""The pairs within a cut-off. As an asymmetric map, :math:`\phi_1(x)` holds the weights to the neighbours of x and
     :math:`\phi_2(p_j) = e_j`.
 
@@ -87,15 +88,15 @@ class NeighborFeatures(FeatureMap):
         return self._weights(self.graph.points, self.pattern)
 
     def _weights(self, x: Tensor, pattern: SparsePattern) -> Tensor:
-        return self._log_weights(x, pattern).exp()
+        return self._log_weights(x, self.graph.points, pattern).exp()
 
-    def _log_weights(self, x: Tensor, pattern: SparsePattern) -> Tensor:
-        def weigh(x: Tensor, edge: EdgeFunction, points: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-            return edge.log_weight(x[rows] - points[columns])
+    def _log_weights(self, x: Tensor, y: Tensor, pattern: SparsePattern) -> Tensor:
+        def weigh(x: Tensor, edge: EdgeFunction, _: Tensor, y: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+            return edge.log_weight(x[rows] - y[columns])
 
         block = recomputed(weigh, self.graph)
         size = chunk_entries(x.dtype) // self.graph.dim
-        return torch.cat([block(x, rows.to(x.device), cols.to(x.device)) for rows, cols in pattern.blocks(size)])
+        return torch.cat([block(x, y, rows.to(x.device), cols.to(x.device)) for rows, cols in pattern.blocks(size)])
 
     def _at(self, x: Tensor | None) -> tuple[Tensor, SparsePattern]:
         if x is None:
@@ -103,8 +104,15 @@ class NeighborFeatures(FeatureMap):
         pattern = self._pattern_at(x)
         return self._weights(x, pattern), pattern
 
+    @cached_property
+    def _recent(self) -> Recent[SparsePattern]:
+        return Recent()
+
     def _pattern_at(self, x: Tensor) -> SparsePattern:
         """The neighbours of any points; one that has none within the cut-off gets its nearest node."""
+        return self._recent.get(lambda: self._find(x), x)
+
+    def _find(self, x: Tensor) -> SparsePattern:
         scaled = self._scaled(x)
         found = _within(scipy.spatial.cKDTree(scaled), self._tree, self.cutoff, self._norm)
         lonely = np.flatnonzero(np.diff(found.indptr) == 0)
@@ -118,12 +126,6 @@ class NeighborFeatures(FeatureMap):
         # The cut-off stays where it is: with noise, a node is as likely to win a move at any temperature.
         return self.bind(self.graph.with_edge(edge))
 
-    def project(self, values: Tensor) -> Tensor:
-        return values
-
-    def project_adjoint(self, coefficients: Tensor) -> Tensor:
-        return coefficients
-
     def evaluate(self, x: Tensor | None, coefficients: Tensor) -> Tensor:
         weights, pattern = self._at(x)
         return pattern.matmul(weights, coefficients.contiguous())
@@ -133,18 +135,13 @@ class NeighborFeatures(FeatureMap):
         multiply = pattern.matmul if x is None else pattern.t_matmul  # among the nodes the weights are symmetric
         return multiply(weights, values.contiguous())
 
-    def between(self, x: Tensor, y: Tensor, values: Tensor) -> Tensor:  # (n, d), (m, d), (m, k) -> (n, k)
-        """Weights between any points, times values."""
-        one, two = (scipy.spatial.cKDTree(self._scaled(z)) for z in (x, y))
-        pattern = SparsePattern.from_scipy(_within(one, two, self.cutoff, self._norm))
+    def between(self, x: Tensor, y: Tensor, values: Tensor) -> Tensor:
+        def find() -> SparsePattern:
+            one, two = (scipy.spatial.cKDTree(self._scaled(z)) for z in (x, y))
+            return SparsePattern.from_scipy(_within(one, two, self.cutoff, self._norm))
 
-        def weigh(x: Tensor, edge: EdgeFunction, points: Tensor, y: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-            return edge.log_weight(x[rows] - y[columns])
-
-        block = recomputed(weigh, self.graph)
-        size = chunk_entries(x.dtype) // self.graph.dim
-        parts = [block(x, y, rows.to(x.device), columns.to(x.device)) for rows, columns in pattern.blocks(size)]
-        return pattern.matmul(torch.cat(parts).exp(), values.contiguous())
+        pattern = self._recent.get(find, x, y)
+        return pattern.matmul(self._log_weights(x, y, pattern).exp(), values.contiguous())
 
     def log_degree(self, x: Tensor | None = None) -> Tensor:
         if x is None:  # no node is alone: it has its self-loop
@@ -155,7 +152,7 @@ class NeighborFeatures(FeatureMap):
 
     def _log_at(self, x: Tensor) -> tuple[Tensor, SparsePattern]:
         pattern = self.pattern if x is self.graph.points else self._pattern_at(x)
-        return self._log_weights(x, pattern), pattern
+        return self._log_weights(x, self.graph.points, pattern), pattern
 
     def average(self, x: Tensor, log_noise: Tensor) -> Tensor:
         moved = []

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from swing_gp.edges import EdgeFunction
-from swing_gp.features.protocol import FeatureMap
+from swing_gp.features.protocol import NodeFeatures
 from swing_gp.graph import ImplicitGraph, recomputed, row_chunks
 
 __all__ = ["PairwiseFeatures"]
@@ -22,7 +22,7 @@ __all__ = ["PairwiseFeatures"]
 ONE_BLOCK = 2000
 
 
-class PairwiseFeatures(FeatureMap):
+class PairwiseFeatures(NodeFeatures):
     """Exact weights, computed block by block and, above 2,000 nodes, never kept, in the backward pass neither."""
 
     def __init__(self, graph: ImplicitGraph) -> None:
@@ -33,12 +33,6 @@ class PairwiseFeatures(FeatureMap):
 
     def redraw(self, edge: EdgeFunction, generator: torch.Generator) -> PairwiseFeatures:
         return PairwiseFeatures(self.graph.with_edge(edge))
-
-    def project(self, values: Tensor) -> Tensor:
-        return values
-
-    def project_adjoint(self, coefficients: Tensor) -> Tensor:
-        return coefficients
 
     @cached_property
     def _weights(self) -> Tensor:
@@ -69,8 +63,7 @@ class PairwiseFeatures(FeatureMap):
             total = total + part
         return total
 
-    def between(self, x: Tensor, y: Tensor, values: Tensor) -> Tensor:  # (n, d), (m, d), (m, k) -> (n, k)
-        """Weights between any points, times values."""
+    def between(self, x: Tensor, y: Tensor, values: Tensor) -> Tensor:
         return self._by_rows(x, lambda rows, edge, p, y, v: edge.weights(rows, y) @ v, y, values)
 
     def log_degree(self, x: Tensor | None = None) -> Tensor:

@@ -22,7 +22,7 @@ from swing_gp.edges import EdgeFunction
 from swing_gp.graph import ImplicitGraph
 from swing_gp.linear_algebra import cross_gram, gram
 
-__all__ = ["DenseFeatures", "FeatureMap"]
+__all__ = ["DenseFeatures", "FeatureMap", "NodeFeatures"]
 
 Map = TypeVar("Map", bound="FeatureMap")
 
@@ -47,10 +47,6 @@ class FeatureMap(ABC):
     @abstractmethod
     def evaluate_adjoint(self, x: Tensor | None, values: Tensor) -> Tensor:  # (n, d), (n, k) -> (r, k)
         """The transpose of :meth:`evaluate`."""
-
-    @abstractmethod
-    def between(self, x: Tensor, y: Tensor, values: Tensor) -> Tensor:  # (n, d), (m, d), (m, k) -> (n, k)
-        """Weights between any two sets of points, times values."""
 
     @abstractmethod
     def average(self, x: Tensor, log_noise: Tensor) -> Tensor:  # (B, n, d), (B, N) -> (B, n, d)
@@ -90,6 +86,21 @@ class FeatureMap(ABC):
         return {name: value for name, value in self.__dict__.items() if name not in cached}
 
 
+class NodeFeatures(FeatureMap):
+    r"""An asymmetric map whose coefficients are values at the nodes: :math:`\phi_1(x)` holds the weights of x to them,
+    :math:`\phi_2(p_j) = e_j`."""
+
+    def project(self, values: Tensor) -> Tensor:
+        return values
+
+    def project_adjoint(self, coefficients: Tensor) -> Tensor:
+        return coefficients
+
+    @abstractmethod
+    def between(self, x: Tensor, y: Tensor, values: Tensor) -> Tensor:  # (n, d), (m, d), (m, k) -> (n, k)
+        """Weights between any two sets of points, times values."""
+
+
 class DenseFeatures(FeatureMap):
     r"""A symmetric map given by an explicit matrix of features, :math:`f(x - y) \approx \phi(x)^\top \phi(y)`."""
 
@@ -122,9 +133,6 @@ class DenseFeatures(FeatureMap):
 
     def evaluate_adjoint(self, x: Tensor | None, values: Tensor) -> Tensor:
         return self._features(x).mT @ values
-
-    def between(self, x: Tensor, y: Tensor, values: Tensor) -> Tensor:
-        return self.features(x) @ (self.features(y).mT @ values)
 
     def log_degree(self, x: Tensor | None = None) -> Tensor:
         degree = self._features(x) @ self.node_features.sum(-2)

@@ -21,7 +21,7 @@ import torch
 from linear_operator.operators import LinearOperator
 from torch import Tensor
 
-from swing_gp.features.protocol import DenseFeatures, FeatureMap
+from swing_gp.features.protocol import DenseFeatures, FeatureMap, NodeFeatures
 from swing_gp.linear_algebra import gram, symmetric_function
 from swing_gp.operators.adjacency import AdjacencyLinearOperator, adjacency
 from swing_gp.operators.diagnostics import GraphOperator
@@ -119,11 +119,12 @@ class SeriesLinearOperator(TakesNoise, GraphOperator, MatrixFreeLinearOperator):
         :param slope: :math:`\alpha_1`.
         :param tail: :meth:`tail`; an argument, so that gradients reach the series through it.
         """
+        assert isinstance(self.features, NodeFeatures)
         matrix = self.adjacency
         root = (-0.5 * matrix.log_degree).exp().unsqueeze(-1) if self.graph.normalization else 1.0
-        inner = root * self.features.project_adjoint(self.features.evaluate_adjoint(y, rhs))
+        inner = root * self.features.evaluate_adjoint(y, rhs)
         inner = root * clenshaw(matrix._apply, tail, self.interval, inner)
-        return slope * self.features.between(x, y, rhs) + self.features.evaluate(x, self.features.project(inner))
+        return slope * self.features.between(x, y, rhs) + self.features.evaluate(x, inner)
 
 
 def collapsed_kernel(features: FeatureMap, series: Series, tol: float | None = None) -> LinearOperator:
