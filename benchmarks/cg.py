@@ -9,18 +9,15 @@ done where it decided against them.
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
 import warnings
-from pathlib import Path
 from typing import Any
 
 import torch
 from linear_operator.utils import linear_cg
 from tqdm import tqdm
 
-from benchmarks.reporting import markdown_table, write_atomically
+from benchmarks.reporting import options, write_report
 from swing_gp import Diffusion, Gaussian, ImplicitGraph, graph_kernel
 from swing_gp.operators.noisy import LEAST_CURVATURE
 
@@ -82,10 +79,7 @@ def run(dim: int, number: int, lengthscale: float, noise: float) -> dict[str, An
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a few thousand nodes")
-    parser.add_argument("--out", type=Path, default=Path("results/cg"))
-    arguments = parser.parse_args()
+    arguments = options(__doc__, "cg", quick="a few thousand nodes")
     rows = [run(*case) for case in tqdm(QUICK if arguments.quick else CASES, unit="case")]
     header = [
         "d, N, lengthscale, noise",
@@ -110,10 +104,7 @@ def main() -> None:
         ]
         for row in rows
     ]
-    table = markdown_table(header, lines)
-    write_atomically(arguments.out / "results.json", json.dumps(rows, indent=1) + "\n")
-    write_atomically(arguments.out / "report.md", table + "\n")
-    print(table)
+    write_report(arguments.out, rows, header, lines)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,7 @@ log-determinant is printed with its standard error.
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
-from pathlib import Path
 from typing import Any
 
 import gpytorch
@@ -20,7 +17,7 @@ from gpytorch.distributions import MultivariateNormal
 from tqdm import tqdm
 
 from benchmarks.memory import peak_gigabytes
-from benchmarks.reporting import write_atomically
+from benchmarks.reporting import options, write_report
 from swing_gp import DiffusionKernel
 from swing_gp.solvers import conjugate_gradients
 
@@ -94,14 +91,9 @@ def run(number: int, train: int, test: int, steps: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="10,000 nodes and 3 steps")
-    parser.add_argument("--out", type=Path, default=Path("results/grid_gp"))
-    arguments = parser.parse_args()
+    arguments = options(__doc__, "grid_gp", quick="10,000 nodes and 3 steps")
     row = run(10_000, 8_000, 2_000, 3) if arguments.quick else run(100_000, 80_000, 20_000, 20)
-    write_atomically(arguments.out / "results.json", json.dumps(row, indent=1) + "\n")
-    for name, value in row.items():
-        print(f"{name:26s} {value:.6g}")
+    write_report(arguments.out, row, ["quantity", "value"], [[name, f"{value:.6g}"] for name, value in row.items()])
 
 
 if __name__ == "__main__":

@@ -8,12 +8,13 @@ algorithm linear in N grows by the ratio of the sizes. The error of the adjacenc
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import subprocess
 import sys
-from pathlib import Path
+
+from tqdm import tqdm
+
+from benchmarks.reporting import options, write_report
 
 ROUTES = {
     "landmarks": "features='landmarks'",
@@ -32,7 +33,7 @@ def run(number):
     graph = ImplicitGraph(points, Gaussian(0.3))
     v = torch.randn(number, 4, generator=torch.Generator().manual_seed(1))
     start = time.perf_counter()
-    K = graph_kernel(graph, Diffusion(1.0), num_features=256, {options})
+    K = graph_kernel(graph, Diffusion(1.0), num_features=256, {route})
     built = time.perf_counter()
     for _ in range(5):
         K @ v
@@ -44,37 +45,26 @@ print(json.dumps(dict(build=build, apply=apply, peak_gb=peak, error=K.estimate_e
 """
 
 
-def measure(number: int, options: str) -> dict[str, float]:
+def measure(number: int, route: str) -> dict[str, float]:
     """Build and apply once in a fresh process, so that its peak memory is this route's alone."""
-    script = SCRIPT.replace("{options}", options).replace("{number}", str(number))
+    script = SCRIPT.replace("{route}", route).replace("{number}", str(number))
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     return json.loads(result.stdout)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="5,000 and 50,000 nodes in place of 20,000 and 200,000")
-    parser.add_argument("--out", type=Path, default=Path("results/growth"))
-    arguments = parser.parse_args()
+    arguments = options(__doc__, "growth", quick="5,000 and 50,000 nodes in place of 20,000 and 200,000")
     small, large = (5_000, 50_000) if arguments.quick else (20_000, 200_000)
-    rows = {}
-    print(
-        f"| route | build {small:,} | build {large:,} | ratio | apply {small:,} | apply {large:,} | ratio | peak GB | error |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|")
-    for name, options in ROUTES.items():
-        one, two = measure(small, options), measure(large, options)
+    times = [[f"{what} {small:,}", f"{what} {large:,}", "ratio"] for what in ("build", "apply")]
+    header = ["route", *times[0], *times[1], "peak GB", "error"]
+    rows, lines = {}, []
+    for name, route in tqdm(ROUTES.items(), unit="route"):
+        one, two = measure(small, route), measure(large, route)
         rows[name] = {small: one, large: two}
-        print(
-            f"| {name} | {one['build']:.2f} s | {two['build']:.2f} s | {two['build'] / one['build']:.1f} "
-            f"| {1e3 * one['apply']:.1f} ms | {1e3 * two['apply']:.1f} ms | {two['apply'] / one['apply']:.1f} "
-            f"| {two['peak_gb']:.2f} | {two['error']:.1e} |",
-            flush=True,
-        )
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    temporary = arguments.out / "results.json.part"
-    temporary.write_text(json.dumps(rows, indent=1))
-    os.replace(temporary, arguments.out / "results.json")
+        build = [f"{one['build']:.2f} s", f"{two['build']:.2f} s", f"{two['build'] / one['build']:.1f}"]
+        apply = [f"{1e3 * one['apply']:.1f} ms", f"{1e3 * two['apply']:.1f} ms", f"{two['apply'] / one['apply']:.1f}"]
+        lines.append([name, *build, *apply, f"{two['peak_gb']:.2f}", f"{two['error']:.1e}"])
+    write_report(arguments.out, rows, header, lines)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -14,7 +15,24 @@ import numpy
 import scipy
 import torch
 
-__all__ = ["ResultsFile", "machine_info", "markdown_table", "write_atomically"]
+__all__ = ["ResultsFile", "machine_info", "markdown_table", "options", "write_atomically", "write_report"]
+
+
+def options(description: str | None, name: str, quick: str) -> argparse.Namespace:
+    """The two options of every benchmark: ``--quick`` and ``--out``."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help=quick)
+    parser.add_argument("--out", type=Path, default=Path("results") / name, help="where the results go (%(default)s)")
+    return parser.parse_args()
+
+
+def write_report(out: Path, results: Any, header: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
+    """The results as JSON, and as a table that is printed too."""
+    table = markdown_table(header, lines)
+    content = {"machine": machine_info(), "results": results}
+    write_atomically(out / "results.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
+    write_atomically(out / "report.md", table + "\n")
+    print(table)
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -9,14 +9,11 @@ the covariance it approximates (diffusion of the graph, RBF) on 2,000 nodes, rel
 
 from __future__ import annotations
 
-import argparse
-import json
 import multiprocessing
 import time
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import gpytorch
@@ -24,7 +21,7 @@ import torch
 from gpytorch.distributions import MultivariateNormal
 
 from benchmarks.memory import peak_gigabytes
-from benchmarks.reporting import markdown_table, write_atomically
+from benchmarks.reporting import options, write_report
 from swing_gp import Diffusion, DiffusionKernel, Gaussian, ImplicitGraph, PairwiseFeatures, graph_kernel
 
 FEATURES = 256
@@ -116,10 +113,7 @@ def isolated(name: str, number: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="20,000 nodes only")
-    parser.add_argument("--out", type=Path, default=Path("results/training"))
-    arguments = parser.parse_args()
+    arguments = options(__doc__, "training", quick="20,000 nodes only")
     sizes = [("ours", 20_000), ("RFFKernel", 20_000)]
     if not arguments.quick:
         sizes += [("ours", 100_000), ("ours", 1_000_000)]
@@ -136,10 +130,7 @@ def main() -> None:
         ]
         for name, row in rows.items()
     ]
-    table = markdown_table(header, lines)
-    write_atomically(arguments.out / "results.json", json.dumps(rows, indent=1) + "\n")
-    write_atomically(arguments.out / "report.md", table + "\n")
-    print(table)
+    write_report(arguments.out, rows, header, lines)
 
 
 if __name__ == "__main__":

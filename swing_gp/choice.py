@@ -9,21 +9,22 @@ from __future__ import annotations
 import bisect
 import math
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from swing_gp.edges import Gaussian
 from swing_gp.features.grid import FourierGrid, count_modes
 from swing_gp.features.landmarks import AccuracyWarning, LandmarkFeatures, select_landmarks
-from swing_gp.features.neighbors import MAX_NEIGHBORS, NeighborFeatures, list_cutoff
+from swing_gp.features.named import NUM_FEATURES, default_tol, make_features
+from swing_gp.features.neighbors import MAX_NEIGHBORS, list_cutoff
 from swing_gp.features.pairwise import ONE_BLOCK, PairwiseFeatures
 from swing_gp.features.protocol import FeatureMap
 from swing_gp.graph import ImplicitGraph
 from swing_gp.series import Series
 
-__all__ = ["Choice", "choose_features"]
+__all__ = ["Choice", "choose_features", "known_error", "pick_features"]
 
 # Seconds for one ...
 WEIGHT = 1e-8  # weight of a dense block, made
@@ -46,7 +47,6 @@ RAW_TERMS = 24
 SAMPLE_ROWS, SAMPLE_COLUMNS = 256, 4096
 # Landmarks are probed on this many nodes; more nodes than that leave the spectrum of the normalised graph unchanged.
 PROBE = 2000
-LANDMARKS = 512
 
 
 @dataclass(frozen=True)
@@ -70,14 +70,45 @@ class Choice:
     costs: dict[str, float] = field(default_factory=dict)
 
 
-def choose_features(
-    graph: ImplicitGraph, series: Series, tol: float, *, num_features: int | None, generator: torch.Generator
+def pick_features(
+    graph: ImplicitGraph,
+    series: Series,
+    name: str,
+    *,
+    walked: bool,
+    tol: float | None,
+    num_features: int | None,
+    generator: torch.Generator,
+    room: float = 1.0,
+    outside: bool = False,
 ) -> tuple[FeatureMap, Choice]:
-    """The cheapest feature map for a collapsed kernel at a relative error of ``tol``."""
+    """The feature map of a name, ``"auto"`` included, for a kernel that is walked or collapsed."""
+    goal = default_tol(graph) if tol is None else tol
+    if name == "auto" and not walked:
+        return choose_features(graph, series, goal, num_features=num_features, generator=generator, room=room, outside=outside)
+    reason = "asked for by name"
+    if name == "auto":
+        name = "positive" if isinstance(graph.edge, Gaussian) else "pairwise"
+        reason = "the paper's features" if name == "positive" else "walks need weights that are positive"
+    features = make_features(graph, name, tol=tol, num_features=num_features, generator=generator, room=room, outside=outside)
+    return features, Choice(name, reason, goal, known_error(features), repr(features))
+
+
+def choose_features(
+    graph: ImplicitGraph,
+    series: Series,
+    tol: float,
+    *,
+    num_features: int | None,
+    generator: torch.Generator,
+    room: float = 1.0,
+    outside: bool = False,
+) -> tuple[FeatureMap, Choice]:
+    """The cheapest feature map for a collapsed kernel at a relative error of ``tol``; the rest is as of ``make_features``."""
     if graph.normalization:
         series.check_spectrum(graph.spectrum, psd=graph.normalization != "random_walk")
     terms = len(series.chebyshev(graph.spectrum, 0.1 * tol)) if graph.normalization else RAW_TERMS
-    most = LANDMARKS if num_features is None else num_features
+    most = NUM_FEATURES if num_features is None else num_features
     costs, notes = {}, []
     chosen: Tensor | None = None
     if graph.num_nodes <= ONE_BLOCK:
@@ -103,17 +134,16 @@ def choose_features(
         else:
             notes.append(f"landmarks would have to be many: the effective rank is {effective_rank:.0f}")
 
-    makers: dict[str, Callable[[], FeatureMap]] = {
-        "pairwise": lambda: PairwiseFeatures(graph),
-        "neighbors": lambda: NeighborFeatures(graph, tol),
-        "grid": lambda: FourierGrid(graph, tol),
-        "landmarks": lambda: LandmarkFeatures(graph, most, generator=generator, residual_tol=tol, landmarks=chosen),
-    }
+    def make(method: str) -> FeatureMap:
+        if method == "landmarks":
+            return LandmarkFeatures(graph, most, generator=generator, residual_tol=tol, landmarks=chosen)
+        return make_features(graph, method, tol=tol, generator=generator, room=room, outside=outside)
+
     for method in sorted(costs, key=lambda name: costs[name]):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error", AccuracyWarning)
-                features = makers[method]()
+                features = make(method)
         except (ValueError, AccuracyWarning) as error:  # too many modes, a list that is not O(N), or not accurate after all
             notes.append(str(error).split(":")[0])
             continue

@@ -5,28 +5,19 @@ from __future__ import annotations
 import torch
 from linear_operator.operators import LinearOperator
 
-from swing_gp.choice import Choice, choose_features, known_error
-from swing_gp.edges import Gaussian
-from swing_gp.features import (
-    FeatureMap,
-    FourierFeatures,
-    FourierGrid,
-    LandmarkFeatures,
-    NeighborFeatures,
-    PairwiseFeatures,
-    PositiveFeatures,
-)
+from swing_gp.choice import Choice, known_error, pick_features
+from swing_gp.features import FeatureMap, FourierGrid
+from swing_gp.features.named import default_tol
 from swing_gp.graph import ImplicitGraph
 from swing_gp.operators.graph_kernel import collapsed_kernel
 from swing_gp.operators.grid_kernel import grid_kernel
 from swing_gp.operators.swing import swing_kernel
 from swing_gp.series import Series
-from swing_gp.validation import as_generator, check_choice, check_count, check_interval
+from swing_gp.validation import as_generator, check_count, check_interval
 from swing_gp.walks import Walks
 
-__all__ = ["default_tol", "graph_kernel", "kernel_of", "make_features"]
+__all__ = ["graph_kernel", "kernel_of"]
 
-FEATURES = ("auto", "neighbors", "grid", "landmarks", "positive", "fourier", "pairwise")
 # A grid of at most this many modes is used through the closed forms.
 DENSE_GRID = 512
 
@@ -79,20 +70,24 @@ def graph_kernel(
             "normalization='symmetric'."
         )
     generator = as_generator(seed)
-    if features == "auto" and walks is not None:
-        features = "positive" if isinstance(graph.edge, Gaussian) else "pairwise"
-    goal = default_tol(graph) if tol is None else tol
-    info = None
-    if features == "auto":
-        chosen, info = choose_features(graph, series, goal, num_features=num_features, generator=generator)
+    if isinstance(features, FeatureMap):
+        _check_given(features, graph, num_features)
+        goal = default_tol(graph) if tol is None else tol
+        chosen, info = features, Choice(type(features).__name__, "given", goal, known_error(features), repr(features))
     else:
-        chosen = make_features(graph, features, tol=tol, num_features=num_features, generator=generator)
+        chosen, info = pick_features(
+            graph, series, features, walked=walks is not None, tol=tol, num_features=num_features, generator=generator
+        )
     operator = kernel_of(chosen, series, walks=walks, tol=tol, generator=generator)
-    if info is None:
-        method = features if isinstance(features, str) else type(features).__name__
-        info = Choice(method, "asked for by name", goal, known_error(chosen), repr(chosen))
     operator.info = info
     return operator
+
+
+def _check_given(features: FeatureMap, graph: ImplicitGraph, num_features: int | None) -> None:
+    if features.graph is not graph:
+        raise ValueError("features belong to another graph; build the map on the graph you pass, or bind() it.")
+    if num_features is not None:
+        raise ValueError("num_features is fixed by the feature map given as features; leave it out.")
 
 
 def kernel_of(
@@ -112,40 +107,3 @@ def _on_grid(grid: FourierGrid, series: Series) -> LinearOperator:
     if closed and grid.num_modes <= DENSE_GRID:
         return collapsed_kernel(grid.dense(), series)
     return grid_kernel(grid, series)
-
-
-def default_tol(graph: ImplicitGraph) -> float:
-    return 1e-6 if graph.points.dtype == torch.float64 else 1e-4
-
-
-def make_features(
-    graph: ImplicitGraph,
-    features: str | FeatureMap,
-    *,
-    tol: float | None = None,
-    num_features: int | None = None,
-    generator: torch.Generator,
-) -> FeatureMap:
-    """The feature map that a name stands for."""
-    if isinstance(features, FeatureMap):
-        if features.graph is not graph:
-            raise ValueError("features belong to another graph; build the map on the graph you pass, or bind() it.")
-        if num_features is not None:
-            raise ValueError("num_features is fixed by the feature map given as features; leave it out.")
-        return features
-    check_choice("features", features, FEATURES)
-    if features == "pairwise":
-        if num_features is not None:
-            raise ValueError("num_features has no meaning for features='pairwise', which is exact; leave it out.")
-        return PairwiseFeatures(graph)
-    if features in ("grid", "neighbors"):
-        if num_features is not None:
-            raise ValueError(f"num_features has no meaning for features={features!r}, which follows tol; leave it out.")
-        kind = FourierGrid if features == "grid" else NeighborFeatures
-        return kind(graph, default_tol(graph) if tol is None else tol)
-    number = 512 if num_features is None else num_features
-    if features == "positive":
-        return PositiveFeatures(graph, number, generator=generator)
-    if features == "fourier":
-        return FourierFeatures(graph, number, generator=generator)
-    return LandmarkFeatures(graph, number, generator=generator, residual_tol=0.0 if tol is None else tol)

@@ -5,6 +5,7 @@ For real values only the half of the modes with a non-negative last index is kep
 .. math:: c_m = \sum_j v_j e^{-i m \cdot \theta_j}, \qquad u_j = \mathrm{Re} \sum_{m \,\mathrm{kept}} c_m e^{i m \cdot \theta_j}
 
 are adjoint to each other, so each is the other's backward pass. Modes are in FFT order: 0..M, -M..-1, the last axis 0..M.
+Two real columns go through one complex transform, as its real and imaginary parts.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import Tensor
 
 __all__ = ["PointTransform"]
 
-# Right-hand sides of one call: finufft's memory grows with them.
+# Pairs of columns of one call: finufft's memory grows with them.
 BATCH = 8
 # Below this many points a second thread costs more than it brings: finufft's threads and torch's wait for each other.
 THREADED = 20_000
@@ -50,64 +51,85 @@ class PointTransform:
         """The shape of the kept modes."""
         return (*(2 * m + 1 for m in self.half_widths[:-1]), self.half_widths[-1] + 1)
 
+    @property
+    def _full(self) -> tuple[int, ...]:
+        return tuple(2 * m + 1 for m in self.half_widths)
+
     def to_modes(self, values: Tensor) -> Tensor:  # (N, k) real -> (k, *modes) complex
-        return _ToModes.apply(values if self.mask is None else values * self.mask, self)
+        return _Transform.apply(values if self.mask is None else values * self.mask, self, 1)
 
     def to_points(self, coefficients: Tensor) -> Tensor:  # (k, *modes) complex -> (N, k) real
         """The adjoint of :meth:`to_modes`."""
-        values = _ToPoints.apply(coefficients, self)
+        values = _Transform.apply(coefficients, self, 2)
         return values if self.mask is None else values * self.mask
 
     def _plan(self, kind: int, transforms: int) -> Any:
         key = (kind, transforms)
         if key not in self._plans:
-            full = tuple(2 * m + 1 for m in self.half_widths)
             options = {"modeord": 1, "nthreads": 0 if self.number >= THREADED else 1}
             sign = -1 if kind == 1 else 1
-            plan = finufft.Plan(kind, full, transforms, self.eps, sign, dtype=self._complex.__name__, **options)
+            plan = finufft.Plan(kind, self._full, transforms, self.eps, sign, dtype=self._complex.__name__, **options)
             plan.setpts(*(np.ascontiguousarray(axis) for axis in self.angles.numpy().T))
             self._plans[key] = plan
         return self._plans[key]
 
+    def _execute(self, kind: int, blocks: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        plan = self._plan(kind, len(blocks))
+        return plan.execute(blocks if len(blocks) > 1 else blocks[0]).reshape(len(blocks), *shape)
+
     def _type1(self, values: Tensor) -> Tensor:
-        columns = np.ascontiguousarray(values.detach().numpy().T.astype(self._complex))
+        columns = values.detach().numpy().T
         result = np.empty((len(columns), *self.modes), dtype=self._complex)
-        for start in range(0, len(columns), BATCH):
-            block = columns[start : start + BATCH]
-            full = self._plan(1, len(block)).execute(block if len(block) > 1 else block[0])
-            result[start : start + BATCH] = full.reshape(len(block), *(2 * m + 1 for m in self.half_widths))[
-                ..., : self.modes[-1]
-            ]
+        for start in range(0, len(columns), 2 * BATCH):
+            block = columns[start : start + 2 * BATCH]
+            real, imaginary = block[0::2], block[1::2]
+            pairs = np.zeros((len(real), self.number), dtype=self._complex)
+            pairs.real = real
+            pairs.imag[: len(imaginary)] = imaginary
+            full = self._execute(1, pairs, self._full)
+            # Real values have c_-m = conj(c_m), which tells the two columns of a pair apart.
+            kept, mirrored = full[..., : self.modes[-1]], self._mirrored(full).conj()
+            out = result[start : start + 2 * BATCH]
+            out[0::2] = 0.5 * (kept + mirrored)
+            out[1::2] = (-0.5j * (kept - mirrored))[: len(imaginary)]
         return torch.from_numpy(result)
 
     def _type2(self, coefficients: Tensor) -> Tensor:
-        blocks = []
-        for start in range(0, len(coefficients), BATCH):
-            half = coefficients[start : start + BATCH].detach().numpy()
-            full = np.zeros((len(half), *(2 * m + 1 for m in self.half_widths)), dtype=self._complex)
-            full[..., : self.modes[-1]] = half
-            values = self._plan(2, len(half)).execute(full if len(half) > 1 else full[0])
-            blocks.append(values.reshape(len(half), self.number).real.T)
-        return torch.from_numpy(np.ascontiguousarray(np.concatenate(blocks, axis=1)))
+        half = coefficients.detach().numpy()
+        result = np.empty((len(half), self.number), dtype=self.angles.numpy().dtype)
+        for start in range(0, len(half), 2 * BATCH):
+            block = half[start : start + 2 * BATCH]
+            real, imaginary = block[0::2], np.zeros((len(block[0::2]), *self.modes), dtype=self._complex)
+            imaginary[: len(block) // 2] = 1j * block[1::2]
+            # Coefficients with c_-m = conj(c_m) give real values: half of each to m, half of its conjugate to -m.
+            full = np.zeros((len(real), *self._full), dtype=self._complex)
+            full[..., : self.modes[-1]] = (real - imaginary).conj()
+            full = self._flipped(full)
+            full[..., : self.modes[-1]] += real + imaginary
+            values = self._execute(2, 0.5 * full, (self.number,))
+            out = result[start : start + 2 * BATCH]
+            out[0::2] = values.real
+            out[1::2] = values.imag[: len(block) // 2]
+        return torch.from_numpy(np.ascontiguousarray(result.T))
+
+    def _flipped(self, full: np.ndarray) -> np.ndarray:
+        """The modes m at the places of -m."""
+        axes = tuple(range(1, full.ndim))
+        return np.roll(np.flip(full, axes), 1, axes)
+
+    def _mirrored(self, full: np.ndarray) -> np.ndarray:
+        """The modes -m for every kept mode m."""
+        return self._flipped(full)[..., : self.modes[-1]]
 
 
-class _ToModes(torch.autograd.Function):
+class _Transform(torch.autograd.Function):
+    """One of the two transforms; the backward pass is the other."""
+
     @staticmethod
-    def forward(ctx: Any, values: Tensor, transform: PointTransform) -> Tensor:
-        ctx.transform = transform
-        return transform._type1(values)
+    def forward(ctx: Any, x: Tensor, transform: PointTransform, kind: int) -> Tensor:
+        ctx.transform, ctx.kind = transform, kind
+        return transform._type1(x) if kind == 1 else transform._type2(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return ctx.transform.to_points(grad), None
-
-
-class _ToPoints(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, coefficients: Tensor, transform: PointTransform) -> Tensor:
-        ctx.transform = transform
-        return transform._type2(coefficients)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return ctx.transform.to_modes(grad), None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return _Transform.apply(grad, ctx.transform, 3 - ctx.kind), None, None

@@ -26,10 +26,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import numpy as np
-import scipy.linalg
 import torch
 from torch import Tensor
 
+from swing_gp.expansions import chebyshev_coefficients, horner, series_root, truncation
 from swing_gp.validation import as_parameter, check_count
 
 __all__ = [
@@ -86,33 +86,28 @@ class Series(ABC):
                 f"{self!r} has no real modulation: its coefficient alpha_0 = {alpha[0].item():g} is not positive. "
                 "Use Walks(sides=1), or the collapsed kernel (walks=None)."
             )
-        return _series_root(alpha)
+        return series_root(alpha)
 
     def remainder(self, eigenvalues: Tensor) -> Tensor:
         r""":math:`h(\lambda) = (g(\lambda) - \alpha_0) / \lambda`, with full accuracy near zero; h(0) = alpha_1."""
+        return self._divided(self, 1, eigenvalues)
+
+    def second_remainder(self, eigenvalues: Tensor) -> Tensor:
+        r""":math:`h_2(\lambda) = (h(\lambda) - \alpha_1) / \lambda`, with full accuracy near zero."""
+        return self._divided(self.remainder, 2, eigenvalues)
+
+    def _divided(self, before: Callable[[Tensor], Tensor], order: int, eigenvalues: Tensor) -> Tensor:
+        """The function with coefficients from ``order`` on, given the one with one coefficient more."""
         if self.degree is not None:
-            return horner(self.coefficients(self.degree + 1)[1:].to(eigenvalues), eigenvalues)
-        # 30 terms reach 0.3^30 = 2e-16 below the switch; above it the cancellation in g - alpha_0 is harmless.
+            return horner(self.coefficients(max(self.degree, order) + 1)[order:].to(eigenvalues), eigenvalues)
+        # 30 terms reach 0.3^30 = 2e-16 below the switch; above it the cancellation in the difference is harmless.
         alpha = self.coefficients(31).to(eigenvalues)
         ratio = abs((alpha[1] / alpha[0]).item())
         switch = 0.3 * min(1 / ratio if ratio else math.inf, self.radius, 1e6)
         small = eigenvalues.abs() < switch
-        near = horner(alpha[1:], torch.where(small, eigenvalues, torch.zeros_like(eigenvalues)))
+        near = horner(alpha[order:], torch.where(small, eigenvalues, torch.zeros_like(eigenvalues)))
         safe = torch.where(small, torch.full_like(eigenvalues, switch), eigenvalues)
-        return torch.where(small, near, (self(safe) - alpha[0]) / safe)
-
-    def second_remainder(self, eigenvalues: Tensor) -> Tensor:
-        r""":math:`h_2(\lambda) = (h(\lambda) - \alpha_1) / \lambda`, with full accuracy near zero."""
-        terms = 31 if self.degree is None else self.degree + 1
-        alpha = self.coefficients(max(terms, 3)).to(eigenvalues)
-        if self.degree is not None:
-            return horner(alpha[2:], eigenvalues)
-        ratio = abs((alpha[1] / alpha[0]).item())
-        switch = 0.3 * min(1 / ratio if ratio else math.inf, self.radius, 1e6)
-        small = eigenvalues.abs() < switch
-        near = horner(alpha[2:], torch.where(small, eigenvalues, torch.zeros_like(eigenvalues)))
-        safe = torch.where(small, torch.full_like(eigenvalues, switch), eigenvalues)
-        return torch.where(small, near, (self.remainder(safe) - alpha[1]) / safe)
+        return torch.where(small, near, (before(safe) - alpha[order - 1]) / safe)
 
     def horizon(self, tol: float, *, bound: float = 1.0, sides: int = 1) -> int:
         r"""The number of terms after which what remains, :math:`\sum_{k \ge n} |c_k| b^k`, is below ``tol`` of the whole.
@@ -128,28 +123,20 @@ class Series(ABC):
                 f"The {name} of {self!r} diverges on this graph: it converges for eigenvalues up to {radius:g}, the graph "
                 f"reaches {bound:g}. Use normalization='symmetric', or the collapsed kernel (walks=None)."
             )
-        number = 32
-        while True:
-            with torch.no_grad():
-                terms = self.coefficients(number) if sides == 1 else self.modulation(number)
-                terms = terms.abs() * bound ** torch.arange(number, dtype=torch.float64)
-            tail = terms.flip(0).cumsum(0).flip(0)
-            # Geometric tails are seen to end inside the window; slow ones are extrapolated, so as to be refused by name.
-            if float(terms[-8:].sum()) < 1e-3 * tol * float(tail[0]):
-                return max(1, int((tail >= tol * tail[0]).sum()))
-            if number >= MAX_HORIZON:
-                decay = float(terms[number // 2] / terms[-1].clamp_min(1e-300))
-                rate = max(math.log2(max(decay, 1.0)) - 1, 1e-3)  # terms like k^-(1+rate) leave a tail like k^-rate
-                left = float(terms[-1]) * number / rate / float(tail[0])
-                needed = number * (left / tol) ** (1 / rate) if left > tol else number
-                if needed <= number:
-                    return number
-                raise ValueError(
-                    f"The {name} of {self!r} decays so slowly that a tolerance of {tol:g} needs a horizon of about "
-                    f"{needed:.2g} steps; the limit is {MAX_HORIZON}. Use Walks(sides=1), a larger tol, Walks(halting=p), "
-                    "or the collapsed kernel (walks=None), which needs no horizon."
-                )
-            number = min(2 * number, MAX_HORIZON)
+
+        @torch.no_grad()
+        def terms(number: int) -> Tensor:
+            values = self.coefficients(number) if sides == 1 else self.modulation(number)
+            return values.abs() * bound ** torch.arange(number, dtype=torch.float64)
+
+        needed = truncation(terms, tol, MAX_HORIZON)
+        if needed > MAX_HORIZON:
+            raise ValueError(
+                f"The {name} of {self!r} decays so slowly that a tolerance of {tol:g} needs a horizon of about "
+                f"{needed:.2g} steps; the limit is {MAX_HORIZON}. Use Walks(sides=1), a larger tol, Walks(halting=p), "
+                "or the collapsed kernel (walks=None), which needs no horizon."
+            )
+        return int(needed)
 
     @property
     def modulation_degree(self) -> int | None:
@@ -165,29 +152,14 @@ class Series(ABC):
 
         :param function: expand this function of the eigenvalues instead of g.
         """
-        low, high = interval
-        exact = function is None and self.degree is not None
-        function = self if function is None else function
-        number = 1 + self.degree if exact else 16  # type: ignore[operator]
-        while True:
-            angles = (torch.arange(number, dtype=torch.float64) + 0.5) * (math.pi / number)
-            values = function(0.5 * (high - low) * angles.cos() + 0.5 * (high + low))
-            transform = torch.cos(torch.outer(torch.arange(number, dtype=torch.float64), angles)) * (2 / number)
-            coefficients = transform @ values
-            coefficients = torch.cat([coefficients[:1] / 2, coefficients[1:]])
-            if exact:
-                return coefficients
-            size = coefficients.detach().abs()
-            # Coefficients are rounding error below about 1e-14 of the largest.
-            if float(size[-max(2, number // 8) :].max()) <= max(0.1 * tol, 1e-14) * float(size.max()):
-                tail = size.flip(0).cumsum(0).flip(0)
-                return coefficients[: max(1, int((tail > tol * size.max()).sum()))]
-            if number >= MAX_CHEBYSHEV_DEGREE:
-                raise ValueError(
-                    f"{self!r} needs a polynomial of degree above {MAX_CHEBYSHEV_DEGREE} on [{low:g}, {high:g}] for a "
-                    f"tolerance of {tol:g}. Use normalization='symmetric', milder parameters or a larger tol."
-                )
-            number *= 2
+        degree = self.degree if function is None else None
+        found = chebyshev_coefficients(function or self, interval, tol, MAX_CHEBYSHEV_DEGREE, degree)
+        if found is None:
+            raise ValueError(
+                f"{self!r} needs a polynomial of degree above {MAX_CHEBYSHEV_DEGREE} on [{interval[0]:g}, {interval[1]:g}] "
+                f"for a tolerance of {tol:g}. Use normalization='symmetric', milder parameters or a larger tol."
+            )
+        return found
 
     def check_spectrum(self, interval: tuple[float, float], *, psd: bool) -> None:
         """Refuse a spectrum on which the series diverges or, where ``psd`` is asked for, is negative."""
@@ -213,30 +185,6 @@ class Series(ABC):
                 f"{self!r} overflows on this graph, whose eigenvalues reach {reach:.3g}. "
                 "Use normalization='symmetric', or milder parameters."
             )
-
-
-def _series_root(alpha: Tensor) -> Tensor:
-    """The power series whose square is ``alpha``: one coefficient after the other, then one Newton step for gradients."""
-    target = alpha.detach().cpu().numpy()
-    rho = np.zeros_like(target)
-    rho[0] = math.sqrt(target[0])
-    for k in range(1, len(rho)):
-        rho[k] = (target[k] - rho[1:k] @ rho[k - 1 : 0 : -1]) / (2 * rho[0])
-    root = torch.from_numpy(rho).to(alpha)
-    if not alpha.requires_grad:
-        return root
-    # rho * rho = alpha defines rho; the step below adds zero but carries the derivative d(rho) = (2 rho *)^-1 d(alpha).
-    convolution = torch.from_numpy(scipy.linalg.toeplitz(rho, np.zeros_like(rho))).to(alpha)
-    residual = (alpha - alpha.detach()).unsqueeze(-1)
-    return root + torch.linalg.solve_triangular(2 * convolution, residual, upper=False).squeeze(-1)
-
-
-def horner(coefficients: Tensor, x: Tensor) -> Tensor:
-    """A polynomial, elementwise, from its coefficients in rising order."""
-    result = torch.zeros_like(x)
-    for coefficient in coefficients.flip(0):
-        result = result * x + coefficient
-    return result
 
 
 class Diffusion(Series):

@@ -10,18 +10,18 @@ import torch
 from linear_operator.operators import LinearOperator
 from torch import Tensor
 
-from swing_gp.choice import Choice, choose_features, known_error
-from swing_gp.features import FeatureMap, FourierGrid, LandmarkFeatures, NeighborFeatures
-from swing_gp.features.grid import GridFeatures
-from swing_gp.features.neighbors import list_cutoff
-from swing_gp.front import default_tol, kernel_of, make_features
+from swing_gp.choice import Choice, known_error, pick_features
+from swing_gp.features import FeatureMap, FourierGrid, GridFeatures, LandmarkFeatures, NeighborFeatures
+from swing_gp.features.named import default_tol
+from swing_gp.front import kernel_of
 from swing_gp.graph import ImplicitGraph
 from swing_gp.operators.preconditioning import LandmarkControl
 from swing_gp.series import Series
+from swing_gp.sites import NodeTable
 from swing_gp.validation import as_generator
 from swing_gp.walks import Walks
 
-__all__ = ["Recipe", "Structure"]
+__all__ = ["Recipe", "Structure", "Structures"]
 
 # Modes and lists are made with room for lengthscales this many times shorter or longer; landmarks are chosen anew beyond it.
 ROOM = 1.25
@@ -55,31 +55,24 @@ class Structure:
         self.recipe = recipe
         self.graph = graph.with_edge(graph.edge.with_parameters(*(p.detach().clone() for p in graph.edge.parameters())))
         self.room, self.outside = ROOM if training else 1.0, outside
-        goal = default_tol(graph) if recipe.tol is None else recipe.tol
-        self.features, self.info = self._make(series, goal, method or recipe.features, landmarks)
-        self._control: LandmarkControl | None = None
-
-    def _make(self, series: Series, goal: float, method: str, landmarks: Tensor | None) -> tuple[FeatureMap, Choice]:
-        recipe, generator = self.recipe, as_generator(self.recipe.seed)
+        generator = as_generator(recipe.seed)
         if landmarks is not None:
-            features: FeatureMap = LandmarkFeatures(self.graph, landmarks=landmarks)
-            return features, Choice("landmarks", "restored", goal, known_error(features), repr(features))
-        if method == "auto" and recipe.walks is not None:
-            method = "positive"
-        reason = "asked for by name"
-        if method == "auto":
-            features, choice = choose_features(self.graph, series, goal, num_features=recipe.num_features, generator=generator)
-            method, reason = choice.method, choice.reason
-            if method not in ("grid", "neighbors") or (self.room == 1.0 and not self.outside):
-                return features, choice
-        if method == "grid":
-            margin = self.graph.edge.reach(goal) * self.room if self.outside else 0.0
-            features = FourierGrid(self.graph, goal, room=self.room, margin=margin)
-        elif method == "neighbors":
-            features = NeighborFeatures(self.graph, goal, cutoff=self.room * list_cutoff(self.graph, goal))
+            self.features: FeatureMap = LandmarkFeatures(self.graph, landmarks=landmarks)
+            goal = default_tol(graph) if recipe.tol is None else recipe.tol
+            self.info = Choice("landmarks", "restored", goal, known_error(self.features), repr(self.features))
         else:
-            features = make_features(self.graph, method, tol=recipe.tol, num_features=recipe.num_features, generator=generator)
-        return features, Choice(method, reason, goal, known_error(features), repr(features))
+            self.features, self.info = pick_features(
+                self.graph,
+                series,
+                method or recipe.features,
+                walked=recipe.walks is not None,
+                tol=recipe.tol,
+                num_features=recipe.num_features,
+                generator=generator,
+                room=self.room,
+                outside=outside,
+            )
+        self._control: LandmarkControl | None = None
 
     def about(self, graph: ImplicitGraph) -> bool:
         """Whether the structure was made for these very points."""
@@ -140,3 +133,50 @@ class Structure:
             landmarks=landmarks,
             method=state["method"],
         )
+
+
+class Structures:
+    """What a kernel has made and can make anew: a structure for every element of its batch, the table of its nodes, and the
+    last operator. Copies and files keep only what fixes them, :meth:`Structure.state`."""
+
+    def __init__(self, restored: dict[tuple[int, ...], dict] | None = None) -> None:
+        self._restored = restored or {}
+        self._made: dict[tuple[int, ...], Structure] = {}
+        self._table: NodeTable | None = None
+        self.operator: tuple[Any, LinearOperator] | None = None
+
+    def __reduce__(self) -> tuple:
+        return Structures, (self.states(),)
+
+    def __getitem__(self, index: tuple[int, ...]) -> Structure:
+        return self._made[index]
+
+    @property
+    def info(self) -> Choice | None:
+        return next((structure.info for structure in self._made.values()), None)
+
+    def states(self) -> dict[tuple[int, ...], dict]:
+        return {**self._restored, **{index: structure.state() for index, structure in self._made.items()}}
+
+    def table(self, points: Tensor) -> NodeTable:
+        if self._table is None or self._table.points is not points:
+            self._table = NodeTable(points)
+        return self._table
+
+    def hold(
+        self, index: tuple[int, ...], graph: ImplicitGraph, series: Series, recipe: Recipe, *, training: bool, outside: bool
+    ) -> Structure:
+        """The structure that holds for a graph: the current one, a restored one, or a new one."""
+        current = self._made.get(index)
+        if current is not None and not current.about(graph):  # the points moved to another dtype or device
+            self._restored = self.states()
+            self._made, current = {}, None
+        if current is None and index in self._restored:
+            current = Structure.restore(recipe, graph, series, self._restored.pop(index))
+        if current is None or not current.holds(graph):
+            outside = outside or (current is not None and current.outside)
+            current = Structure(recipe, graph, series, training=training, outside=outside)
+        elif outside and not current.outside:
+            current = current.widened(series)
+        self._made[index] = current
+        return current

@@ -24,11 +24,13 @@ from swing_gp import (
     ImplicitGraph,
     InverseCosineKernel,
     LandmarkFeatures,
+    Laplace,
     LowRankPlusDiagonal,
     MaternGraphKernel,
     RandomWalkKernel,
     RegularizedLaplacianKernel,
     Walks,
+    graph_kernel,
 )
 from swing_gp.operators.low_rank_covariance import LowRankPlusGroups
 
@@ -316,6 +318,14 @@ def test_closed_forms_stay_closed_forms():
 
 
 # Walks
+
+
+@pytest.mark.parametrize(("edge", "method"), [(Gaussian(0.3), "positive"), (Laplace(0.3), "pairwise")], ids=repr)
+def test_walks_take_positive_weights_by_themselves(edge, method):
+    kernel = DiffusionKernel(ImplicitGraph(NODES[:50], edge), walks=Walks(4))
+    kernel(torch.arange(5)).to_dense()
+    assert kernel.info.method == method
+    assert kernel.info.method == graph_kernel(ImplicitGraph(NODES[:50], edge), Diffusion(1.0), walks=Walks(4)).info.method
 
 
 def test_walks_at_nodes_and_a_refusal_off_the_graph():

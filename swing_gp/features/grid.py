@@ -17,7 +17,7 @@ from torch import Tensor
 
 from swing_gp.edges import EdgeFunction
 from swing_gp.features.landmarks import AccuracyWarning
-from swing_gp.features.protocol import DenseFeatures, FeatureMap
+from swing_gp.features.protocol import DenseFeatures, FeatureMap, log_of_degree
 from swing_gp.graph import ImplicitGraph
 from swing_gp.nufft import PointTransform
 from swing_gp.recent import Recent
@@ -217,13 +217,15 @@ class FourierGrid(FeatureMap):
     def _on_grid(self, coefficients: Tensor) -> Tensor:  # (r, k) -> (k, *modes)
         return coefficients.mT.reshape(-1, *self.nodes.modes)
 
-    def log_degree(self, x: Tensor | None = None) -> Tensor:
+    def _degree(self, x: Tensor | None) -> Tensor:
         ones = torch.ones(self.graph.num_nodes, 1, dtype=self.graph.points.dtype)
-        return _checked_log_degree(self.evaluate(x, self.project(ones)).squeeze(-1))
+        return self.evaluate(x, self.project(ones)).squeeze(-1)
+
+    def log_degree(self, x: Tensor | None = None) -> Tensor:
+        return log_of_degree(self._degree(x), self, "a smaller tol, or features='neighbors' or 'landmarks'")
 
     def extended_log_degree(self, x: Tensor) -> Tensor:
-        ones = torch.ones(self.graph.num_nodes, 1, dtype=self.graph.points.dtype)
-        return self.evaluate(x, self.project(ones)).squeeze(-1).clamp_min(1).log()
+        return self._degree(x).clamp_min(1).log()
 
     def average(self, x: Tensor, log_noise: Tensor) -> Tensor:
         noise = (log_noise - log_noise.amax(-1, keepdim=True)).exp().unsqueeze(-1)
@@ -275,13 +277,3 @@ class GridFeatures(DenseFeatures):
         root = torch.where(weights > 0, weights, torch.ones_like(weights)).sqrt() * (weights > 0)
         features = torch.cat([root * phase.cos(), root * phase.sin()], dim=-1)
         return features if reached is None else features * reached.unsqueeze(-1)
-
-
-def _checked_log_degree(degree: Tensor) -> Tensor:
-    least = float(degree.detach().min())
-    if not least > 0:
-        raise ValueError(
-            f"The Fourier grid gives a non-positive degree ({least:.3g}): its error exceeds the degree of some node. Use a "
-            "smaller tol, or features='neighbors' or 'landmarks'."
-        )
-    return degree.log()

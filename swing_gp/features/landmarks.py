@@ -40,6 +40,8 @@ class LandmarkFeatures(DenseFeatures):
     :param landmarks: node ids, to fix the choice instead of making one.
     """
 
+    remedy = "more landmarks (num_features), a larger lengthscale, or features='pairwise'"
+
     def __init__(
         self,
         graph: ImplicitGraph,
@@ -113,20 +115,10 @@ class LandmarkFeatures(DenseFeatures):
     def node_residual(self) -> Tensor:
         return self.residual_diagonal
 
-    def log_degree(self, x: Tensor | None = None) -> Tensor:
+    def _degree(self, x: Tensor | None) -> Tensor:
         features = self._features(x)
-        degree = features @ self.node_features.sum(-2) + (self.residual_diagonal if x is None else self.residual(features))
-        least = float(degree.detach().min())
-        if not least > 0:
-            raise ValueError(
-                f"The landmarks give a non-positive degree ({least:.3g}); use more of them (num_features), a larger "
-                "lengthscale, or features='pairwise'."
-            )
-        return degree.log()
-
-    def extended_log_degree(self, x: Tensor) -> Tensor:
-        features = self.features(x)
-        return (features @ self.node_features.sum(-2) + self.residual(features)).clamp_min(1).log()
+        residual = self.residual_diagonal if x is None else self.residual(features)
+        return features @ self.node_features.sum(-2) + residual
 
 
 @torch.no_grad()

@@ -22,7 +22,7 @@ from swing_gp.edges import EdgeFunction
 from swing_gp.graph import ImplicitGraph
 from swing_gp.linear_algebra import cross_gram, gram
 
-__all__ = ["DenseFeatures", "FeatureMap", "NodeFeatures"]
+__all__ = ["DenseFeatures", "FeatureMap", "NodeFeatures", "log_of_degree"]
 
 Map = TypeVar("Map", bound="FeatureMap")
 
@@ -86,6 +86,17 @@ class FeatureMap(ABC):
         return {name: value for name, value in self.__dict__.items() if name not in cached}
 
 
+def log_of_degree(degree: Tensor, features: FeatureMap, remedy: str) -> Tensor:
+    """The logarithm of degrees, which an approximation may have made negative."""
+    least = float(degree.detach().min())
+    if not least > 0:
+        raise ValueError(
+            f"{type(features).__name__} give a non-positive degree ({least:.3g}): their error exceeds the degree of some "
+            f"node. Use {remedy}."
+        )
+    return degree.log()
+
+
 class NodeFeatures(FeatureMap):
     r"""An asymmetric map whose coefficients are values at the nodes: :math:`\phi_1(x)` holds the weights of x to them,
     :math:`\phi_2(p_j) = e_j`."""
@@ -103,6 +114,9 @@ class NodeFeatures(FeatureMap):
 
 class DenseFeatures(FeatureMap):
     r"""A symmetric map given by an explicit matrix of features, :math:`f(x - y) \approx \phi(x)^\top \phi(y)`."""
+
+    # What helps where the error of the features exceeds the degree of a node.
+    remedy = "more features (num_features), a larger lengthscale, or features='landmarks'"
 
     @property
     @abstractmethod
@@ -134,19 +148,14 @@ class DenseFeatures(FeatureMap):
     def evaluate_adjoint(self, x: Tensor | None, values: Tensor) -> Tensor:
         return self._features(x).mT @ values
 
+    def _degree(self, x: Tensor | None) -> Tensor:
+        return self._features(x) @ self.node_features.sum(-2)
+
     def log_degree(self, x: Tensor | None = None) -> Tensor:
-        degree = self._features(x) @ self.node_features.sum(-2)
-        least = float(degree.detach().min())
-        if not least > 0:
-            raise ValueError(
-                f"{type(self).__name__} give a non-positive degree ({least:.3g}): these features take both signs and "
-                "their error exceeds the degree of some node. Use more features (num_features), a larger lengthscale, "
-                "or features='landmarks'."
-            )
-        return degree.log()
+        return log_of_degree(self._degree(x), self, self.remedy)
 
     def extended_log_degree(self, x: Tensor) -> Tensor:
-        return (self.features(x) @ self.node_features.sum(-2)).clamp_min(1).log()
+        return self._degree(x).clamp_min(1).log()
 
     def residual(self, features: Tensor) -> Tensor | None:  # (n, r) -> (n,)
         """What the map leaves out of :math:`f(0) = 1` at points with these features, where it knows."""

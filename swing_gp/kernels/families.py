@@ -1,0 +1,136 @@
+"""The kernels, one for each series."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpytorch.constraints import GreaterThan, Interval, Positive
+from gpytorch.priors import Prior
+from torch import Tensor
+
+from swing_gp.graph import ImplicitGraph
+from swing_gp.kernels.base import GraphKernel
+from swing_gp.kernels.parameters import constrained
+from swing_gp.series import Diffusion, InverseCosine, Matern, RandomWalk, RegularizedLaplacian, Series
+
+__all__ = [
+    "DiffusionKernel",
+    "InverseCosineKernel",
+    "MaternGraphKernel",
+    "RandomWalkKernel",
+    "RegularizedLaplacianKernel",
+]
+
+
+class DiffusionKernel(GraphKernel):
+    r"""The heat kernel :math:`\exp(-t L)` of the graph (Kondor & Lafferty, 2002).
+
+    :param time: where t starts.
+
+    Everything else is as of :class:`GraphKernel`.
+    """
+
+    time = constrained("time", "The diffusion time t.")
+
+    def __init__(
+        self,
+        points: Tensor | ImplicitGraph,
+        *,
+        time: float = 1.0,
+        time_prior: Prior | None = None,
+        time_constraint: Interval | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(points, **kwargs)
+        self._register("time", time, time_prior, time_constraint, Positive())
+
+    def series(self, index: tuple[int, ...] = ()) -> Series:
+        return Diffusion(self._parameter("time", index))
+
+
+class RandomWalkKernel(GraphKernel):
+    r"""The p-step random walk kernel :math:`(a I - L)^p`.
+
+    :param steps: p.
+    :param laziness: where a starts; at least 1.
+    """
+
+    laziness = constrained("laziness", "The laziness a.")
+
+    def __init__(
+        self,
+        points: Tensor | ImplicitGraph,
+        *,
+        steps: int = 2,
+        laziness: float = 2.0,
+        laziness_prior: Prior | None = None,
+        laziness_constraint: Interval | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(points, **kwargs)
+        self.steps = RandomWalk(steps).steps
+        self._register("laziness", laziness, laziness_prior, laziness_constraint, GreaterThan(1.0))
+
+    def series(self, index: tuple[int, ...] = ()) -> Series:
+        return RandomWalk(self.steps, self._parameter("laziness", index))
+
+
+class RegularizedLaplacianKernel(GraphKernel):
+    r"""The regularised Laplacian :math:`(I + s L)^{-p}` (Smola & Kondor, 2003).
+
+    :param scale: where s starts.
+    :param power: p, fixed.
+    """
+
+    scale = constrained("scale", "The scale s.")
+
+    def __init__(
+        self,
+        points: Tensor | ImplicitGraph,
+        *,
+        scale: float = 1.0,
+        power: float = 1.0,
+        scale_prior: Prior | None = None,
+        scale_constraint: Interval | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(points, **kwargs)
+        self.power = float(RegularizedLaplacian(1.0, power).power)
+        self._register("scale", scale, scale_prior, scale_constraint, Positive())
+
+    def series(self, index: tuple[int, ...] = ()) -> Series:
+        return RegularizedLaplacian(self._parameter("scale", index), self.power)
+
+
+class InverseCosineKernel(GraphKernel):
+    r"""The inverse cosine kernel :math:`\cos(\pi L / 4)`; it has no parameter."""
+
+    def series(self, index: tuple[int, ...] = ()) -> Series:
+        return InverseCosine()
+
+
+class MaternGraphKernel(GraphKernel):
+    r"""The graph Matern kernel :math:`(2\nu/\kappa^2 + L)^{-\nu}` (Borovitskiy et al., 2021).
+
+    :param nu: the smoothness, fixed.
+    :param kappa: where :math:`\kappa`, the lengthscale along the graph, starts.
+    """
+
+    kappa = constrained("kappa", "The lengthscale along the graph.")
+
+    def __init__(
+        self,
+        points: Tensor | ImplicitGraph,
+        *,
+        nu: float = 1.5,
+        kappa: float = 1.0,
+        kappa_prior: Prior | None = None,
+        kappa_constraint: Interval | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(points, **kwargs)
+        self.nu = float(Matern(nu).nu)
+        self._register("kappa", kappa, kappa_prior, kappa_constraint, Positive())
+
+    def series(self, index: tuple[int, ...] = ()) -> Series:
+        return Matern(self.nu, self._parameter("kappa", index))
