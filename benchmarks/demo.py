@@ -11,19 +11,16 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import time
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 import scipy.sparse.linalg
 import torch
 from torch import Tensor
 
+from benchmarks.reporting import save_figure
 from swing_gp import Diffusion, Gaussian, ImplicitGraph, graph_kernel, to_scipy
 
 
@@ -122,10 +119,7 @@ def picture(
     axes.set(xlabel="CG step", ylabel="relative residual", title="conjugate gradients")
     axes.title.set_fontsize(11)
     axes.grid(alpha=0.3)
-    temporary = path.with_suffix(".part.png")
-    figure.savefig(temporary, dpi=110)
-    plt.close(figure)
-    os.replace(temporary, path)
+    save_figure(figure, path)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from tqdm import tqdm
 from benchmarks.memory import peak_gigabytes
 from benchmarks.reporting import options, write_report
 from swing_gp import DiffusionKernel
-from swing_gp.solvers import conjugate_gradients
+from swing_gp.conjugate_gradients import conjugate_gradients
 
 
 class Model(gpytorch.models.ExactGP):
@@ -77,11 +77,11 @@ def run(number: int, train: int, test: int, steps: int) -> dict[str, float]:
         row["logdet"], row["logdet_error"] = noisy.logdet_with_error()
         precondition = noisy._preconditioner()[0]
         cross = model.covar_module(nodes, ids).evaluate_kernel()
-        tight, _ = conjugate_gradients(noisy._matmul, y.unsqueeze(-1), tol=1e-10, precondition=precondition)
+        tight = conjugate_gradients(noisy._matmul, y.unsqueeze(-1), tol=1e-10, precondition=precondition).solution
         row["mean_error"] = float(((cross @ tight).squeeze(-1) - mean).norm() / mean.norm())
         some = torch.arange(0, test, test // 50)[:50]
         columns = model.covar_module(ids, nodes[some]).evaluate_kernel().to_dense()
-        solved, _ = conjugate_gradients(noisy._matmul, columns, tol=1e-10, precondition=precondition)
+        solved = conjugate_gradients(noisy._matmul, columns, tol=1e-10, precondition=precondition).solution
         prior = model.covar_module(nodes[some]).evaluate_kernel().to_dense().diagonal()
         exact = (prior - (columns * solved).sum(0)).sqrt()
         ratio = deviation[some] / exact

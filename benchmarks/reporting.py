@@ -11,11 +11,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import numpy
 import scipy
 import torch
 
-__all__ = ["ResultsFile", "machine_info", "markdown_table", "options", "write_atomically", "write_report"]
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+
+__all__ = ["ResultsFile", "machine_info", "markdown_table", "options", "save_figure", "write_atomically", "write_report"]
 
 
 def options(description: str | None, name: str, quick: str) -> argparse.Namespace:
@@ -45,6 +50,20 @@ def write_atomically(path: Path, text: str) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def save_figure(figure: Figure, path: Path, dpi: int = 110) -> None:
+    """Write a figure as PNG, whole or not at all, and let it go."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        figure.savefig(temporary, dpi=dpi, format="png")
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    finally:
+        plt.close(figure)
 
 
 class ResultsFile:

@@ -10,12 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from benchmarks.reporting import markdown_table, write_atomically
+from benchmarks.reporting import markdown_table, save_figure, write_atomically
 
 __all__ = ["report"]
 
@@ -147,10 +144,7 @@ def plot(rows: list[Row], path: Path) -> None:
     handles, labels = axes[2, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="lower center", ncol=5, frameon=False)
     figure.tight_layout(rect=(0, 0.06, 1, 1))
-    temporary = path.with_name(f".{path.name}")
-    figure.savefig(temporary, dpi=130, format="png")
-    plt.close(figure)
-    temporary.replace(path)
+    save_figure(figure, path, dpi=130)
 
 
 def report(folder: Path) -> None:

@@ -14,15 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
-from benchmarks.reporting import markdown_table, write_atomically
+from benchmarks.reporting import markdown_table, save_figure, write_atomically
 
 __all__ = ["report"]
 
@@ -255,9 +252,7 @@ def report(content: dict[str, Any], out: Path) -> str:
     for kernel in kernels_of(content):
         for against in ("features", "time"):
             with plt.rc_context({"font.size": 12}):
-                figure = plot(content, kernel, against)
-                figure.savefig(out / f"{kernel}_{against}.png", dpi=110)
-                plt.close(figure)
+                save_figure(plot(content, kernel, against), out / f"{kernel}_{against}.png")
     return text
 
 

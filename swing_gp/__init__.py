@@ -5,6 +5,7 @@ A user has points and a rule for how strongly two points are linked. swing_gp gi
 """
 
 from swing_gp.choice import Choice
+from swing_gp.conjugate_gradients import ConvergenceWarning
 from swing_gp.edge_families import Ball, SpectralEdge
 from swing_gp.edges import EdgeFunction, Gaussian, Laplace
 from swing_gp.features import (
@@ -47,7 +48,7 @@ from swing_gp.series import (
     RegularizedLaplacian,
     Series,
 )
-from swing_gp.solvers import ConvergenceWarning, Solution, solve
+from swing_gp.solvers import Solution, solve
 from swing_gp.walks import Walks
 
 __version__ = "0.1.0"

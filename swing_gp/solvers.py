@@ -11,23 +11,18 @@ r"""Solves that say how they were done: :math:`(K + \sigma^2 I) x = b`, for note
 
 from __future__ import annotations
 
-import math
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from linear_operator.operators import LinearOperator
 from torch import Tensor
 
+from swing_gp.conjugate_gradients import ConvergenceWarning, conjugate_gradients, largest_residual
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 from swing_gp.operators.noisy import NoisyKernelLinearOperator
 
-__all__ = ["ConvergenceWarning", "Solution", "conjugate_gradients", "solve"]
-
-
-class ConvergenceWarning(UserWarning):
-    """A solve ended before it reached the residual that was asked for."""
+__all__ = ["Solution", "solve"]
 
 
 @dataclass(frozen=True)
@@ -80,12 +75,11 @@ def solve(
         x, method = noisy.solve(columns), "woodbury"
     else:
         precondition = noisy._preconditioner()[0] if isinstance(noisy, NoisyKernelLinearOperator) else None
-        x, history = conjugate_gradients(
-            noisy._matmul, columns, tol=tol, max_iterations=max_iterations, precondition=precondition
-        )
+        found = conjugate_gradients(noisy._matmul, columns, tol=tol, max_iterations=max_iterations, precondition=precondition)
+        x, history = found.solution, found.residuals
         method = "cg" if precondition is None else "pcg"
     iterations = len(history)
-    history.append(_largest(noisy._matmul(x) - columns, columns))
+    history.append(largest_residual(noisy._matmul(x) - columns, columns))
     converged = history[-1] <= 2 * tol if method != "woodbury" else history[-1] <= max(tol, 1e-5)
     if not converged:
         warnings.warn(
@@ -95,40 +89,3 @@ def solve(
             stacklevel=2,
         )
     return Solution(x.reshape(rhs.shape), method, iterations, tuple(history), converged)
-
-
-def conjugate_gradients(
-    action: Callable[[Tensor], Tensor],
-    rhs: Tensor,  # (N, k)
-    *,
-    tol: float = 1e-6,
-    max_iterations: int = 1000,
-    precondition: Callable[[Tensor], Tensor] | None = None,
-) -> tuple[Tensor, list[float]]:
-    """Preconditioned conjugate gradients for several right-hand sides, with the history of the largest relative residual.
-
-    ``linear_operator.utils.linear_cg`` gives no history, takes at least ten steps, and stands still at residuals of 1e-5.
-    """
-    x = torch.zeros_like(rhs)
-    residual = rhs.clone()
-    direction = residual if precondition is None else precondition(residual)
-    product = (residual * direction).sum(0)
-    history: list[float] = []
-    while len(history) < max_iterations and (not history or history[-1] > tol):
-        image = action(direction)
-        curvature = (direction * image).sum(0)
-        # A right-hand side that is solved exactly has no direction left.
-        step = torch.where(curvature > 0, product / curvature, torch.zeros_like(product))
-        x = x + step * direction
-        residual = residual - step * image
-        history.append(_largest(residual, rhs))
-        if not math.isfinite(history[-1]):
-            break
-        preconditioned = residual if precondition is None else precondition(residual)
-        before, product = product, (residual * preconditioned).sum(0)
-        direction = preconditioned + torch.where(before > 0, product / before, torch.zeros_like(product)) * direction
-    return x, history
-
-
-def _largest(residual: Tensor, rhs: Tensor) -> float:
-    return float((residual.norm(dim=0) / rhs.norm(dim=0).clamp_min(torch.finfo(rhs.dtype).tiny)).max())

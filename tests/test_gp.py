@@ -357,10 +357,10 @@ def test_structure_follows_the_lengthscale():
         before = kernel.operator().features
         kernel.lengthscale = 0.55
         assert kernel.operator().features.graph is not before.graph
-        first = kernel._memory.structures[()]
+        first = kernel._structures[()]
         kernel.lengthscale = 0.2
         operator = kernel.operator()
-        assert kernel._memory.structures[()] is not first
+        assert kernel._structures[()] is not first
         truth = dense_kernel(ImplicitGraph(NODES, Gaussian(0.2)), Diffusion(2.0))
         assert relative(operator.to_dense().detach(), truth) < 1e-6
 
@@ -422,7 +422,7 @@ def test_copies_predict_the_same(features):
     for other in (again, loaded, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         for ours, theirs in zip(predictions(other, other.likelihood), before, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
-    state = model.covar_module._memory.states()[()]
+    state = model.covar_module._structures.states()[()]
     assert state["lengthscale"] > 0
     assert (state["landmarks"] is not None) == (state["method"] == "landmarks")
 
@@ -431,11 +431,11 @@ def test_precision_can_be_changed():
     kernel = DiffusionKernel(NODES.float(), lengthscale=0.3, time=2.0, features="landmarks", num_features=40)
     assert kernel.dtype == torch.float32
     single = kernel(torch.arange(150)).to_dense()
-    landmarks = kernel._memory.states()[()]["landmarks"]
+    landmarks = kernel._structures.states()[()]["landmarks"]
     kernel.double()
     double = kernel(torch.arange(150)).to_dense()
     assert double.dtype == torch.float64
-    assert kernel._memory.states()[()]["landmarks"] == landmarks
+    assert kernel._structures.states()[()]["landmarks"] == landmarks
     assert relative(single.double(), double) < 1e-4
 
 
@@ -637,7 +637,7 @@ def test_landmarks_that_do_not_resolve_the_kernel_are_reported():
     kernel = DiffusionKernel(NODES, lengthscale=0.05, features="landmarks", num_features=8, tol=1e-4)
     with pytest.warns(AccuracyWarning, match="mean residual"):
         kernel(NODES).to_dense()
-    assert isinstance(kernel._memory.structures[()].features, LandmarkFeatures)
+    assert isinstance(kernel._structures[()].features, LandmarkFeatures)
     assert kernel.info.estimated_error > 1e-4
 
 

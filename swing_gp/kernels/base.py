@@ -207,6 +207,11 @@ class GraphKernel(Kernel):
         rows = table.locate(x1)
         columns = rows if x2 is x1 else table.locate(x2)
         operator = self.operator(index, outside=table.outside(rows) or table.outside(columns))
+        if self.recipe.walks is not None and not (rows.on_graph and columns.on_graph):
+            raise ValueError(
+                "Walks have no positive semi-definite extension off the graph: inputs must be nodes. Make them nodes of "
+                "the graph, or use the collapsed kernel (walks=None)."
+            )
         if isinstance(operator, FeatureKernelLinearOperator):
             covariance = self._low_rank(operator, rows, columns)
         else:
@@ -214,7 +219,7 @@ class GraphKernel(Kernel):
         return covariance.diagonal() if diag else covariance
 
     def _low_rank(self, operator: FeatureKernelLinearOperator, rows: Sites, columns: Sites) -> LinearOperator:
-        left, shared = self._rows(operator, rows)
+        left, shared = operator.at(rows)
         core = operator.core
         if rows is columns:
             if rows.distinct:
@@ -222,28 +227,13 @@ class GraphKernel(Kernel):
             _, group = rows.keys.unique(return_inverse=True)
             shared = shared.expand(left.shape[:-1])
             return LowRankPlusGroups(left, core, torch.zeros_like(shared), per_group(group, shared), groups=(group,))
-        right, _ = self._rows(operator, columns)
+        right, _ = operator.at(columns)
         _, group = torch.cat([rows.keys, columns.keys]).unique(return_inverse=True)
         groups = group.split([len(rows.keys), len(columns.keys)])
         return LowRankCross(left, core, right, shared.expand(left.shape[:-1]), groups=groups)
 
-    def _rows(self, operator: FeatureKernelLinearOperator, sites: Sites) -> tuple[Tensor, Tensor]:
-        if not sites.on_graph:
-            if self.recipe.walks is not None:
-                raise ValueError(
-                    "Walks have no positive semi-definite extension off the graph: inputs must be nodes. Make them nodes of "
-                    "the graph, or use the collapsed kernel (walks=None)."
-                )
-            return operator.rows(sites.points, sites.nodes >= 0)
-        if sites.nodes.numel() == operator.shape[-1] and torch.equal(sites.nodes, torch.arange(operator.shape[-1])):
-            return operator.factor, operator.diag
-        diag = operator.diag
-        return operator.factor[sites.nodes], diag[sites.nodes] if diag.shape[-1] > 1 else diag
-
     def _block(self, index: tuple[int, ...], operator: LinearOperator, rows: Sites, columns: Sites) -> LinearOperator:
         on_graph = rows.on_graph and columns.on_graph
-        if self.recipe.walks is not None and not on_graph:
-            raise ValueError("Walks have no positive semi-definite extension off the graph: inputs must be nodes.")
         scales = []
         for sites in (rows, columns):
             if on_graph or self._template.normalization is None:  # between nodes the operator has its own

@@ -30,6 +30,7 @@ from swing_gp.operators.matrix_free import MatrixFreeLinearOperator
 from swing_gp.operators.noisy import TakesNoise
 from swing_gp.operators.polynomial import clenshaw, spectral_radius
 from swing_gp.series import Series
+from swing_gp.sites import Sites
 
 __all__ = ["FeatureKernelLinearOperator", "SeriesLinearOperator", "collapsed_kernel"]
 
@@ -45,7 +46,15 @@ class FeatureKernelLinearOperator(GraphOperator, LowRankPlusDiagonal):
         super().__init__(factor, core, diag, features=features, series=series, **kwargs)
         self.features, self.series, self.graph = features, series, features.graph
 
-    def rows(self, x: Tensor, is_node: Tensor) -> tuple[Tensor, Tensor]:  # (n, d), (n,) -> (n, k), (n,)
+    def at(self, sites: Sites) -> tuple[Tensor, Tensor]:  # (n, k), (n,) or (1,)
+        """Factor and diagonal at any inputs."""
+        if not sites.on_graph:
+            return self._rows(sites.points, sites.nodes >= 0)
+        if sites.nodes.numel() == self.shape[-1] and torch.equal(sites.nodes, torch.arange(self.shape[-1])):
+            return self.factor, self.diag
+        return self.factor[sites.nodes], self.diag[sites.nodes] if self.diag.shape[-1] > 1 else self.diag
+
+    def _rows(self, x: Tensor, is_node: Tensor) -> tuple[Tensor, Tensor]:  # (n, d), (n,) -> (n, k), (n,)
         r"""Factor and diagonal at any points, on or off the graph, with the extended degree.
 
         What the features leave out is a self-loop at a node, where walks may stay any number of times. A point off the

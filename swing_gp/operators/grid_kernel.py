@@ -35,7 +35,7 @@ __all__ = ["GridKernelLinearOperator", "grid_kernel"]
 
 # Up to here the diagonal is exact, column by column; above it is estimated.
 EXACT_DIAGONAL = 2048
-BLOCK = 8
+BLOCK = 16
 
 
 class GridKernelLinearOperator(TakesNoise, GraphOperator, MatrixFreeLinearOperator):

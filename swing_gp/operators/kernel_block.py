@@ -137,7 +137,7 @@ class KernelBlock(TakesNoise, MatrixFreeLinearOperator):
     def close(self) -> LowRankPlusDiagonal:
         """The landmark kernel on the same inputs, for a symmetric block; its points are distinct."""
         with torch.no_grad():
-            factor, diag = self.control.kernel.rows(self.sites[0].points, self.sites[0].nodes >= 0)
+            factor, diag = self.control.kernel.at(self.sites[0])
             core = self.control.kernel.core * self.outputscale.detach().to(self.control.kernel.core)
             return LowRankPlusDiagonal(factor, core, diag * self.outputscale.detach())
 

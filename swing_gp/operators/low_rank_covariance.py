@@ -148,8 +148,9 @@ class LowRankPlusGroups(LowRankPlusDiagonal):
 
     @cached(name="root_decomposition")
     def root_decomposition(self, method: str | None = None) -> LinearOperator:
-        values, vectors = torch.linalg.eigh(self._symmetric_core())
-        half = (vectors * values.clamp_min(0).sqrt().unsqueeze(-2)).to(self.factor.dtype)
+        half = self._root_of_core()
+        if half is None:
+            return LinearOperator.root_decomposition(self, method)
         # One column for what the members of a group share, then one of its own for every input.
         ones = torch.ones(*self.batch_shape, int(self.group.max()) + 1, dtype=self.dtype, device=self.device)
         member = InterpolatedLinearOperator(
@@ -166,17 +167,10 @@ class LowRankPlusGroups(LowRankPlusDiagonal):
     ) -> LinearOperator:
         return LinearOperator.root_inv_decomposition(self, initial_vectors, test_vectors, method)
 
-    def zero_mean_mvn_samples(self, num_samples: int) -> Tensor:  # (S, *batch, n)
-        values, vectors = torch.linalg.eigh(self._symmetric_core())
-        half = (vectors * values.clamp_min(0).sqrt().unsqueeze(-2)).to(self.factor.dtype)
-        like = {"dtype": self.dtype, "device": self.device}
-        low_rank = self.factor @ (half @ torch.randn(*self.batch_shape, half.shape[-1], num_samples, **like))
-        count = int(self.group.max()) + 1
-        draws = torch.randn(*self.batch_shape, count, num_samples, **like)
+    def _own_samples(self, num_samples: int) -> Tensor:
+        draws = self._white(int(self.group.max()) + 1, num_samples)
         shared = draws.gather(-2, self.group.unsqueeze(-1).expand(*self.group.shape, num_samples))
-        own = torch.randn(*self.batch_shape, self.shape[-1], num_samples, **like)
-        sample = low_rank + self._member.sqrt().unsqueeze(-1) * shared + self._full_diag().sqrt().unsqueeze(-1) * own
-        return sample.movedim(-1, 0)
+        return super()._own_samples(num_samples) + self._member.sqrt().unsqueeze(-1) * shared
 
 
 class LowRankCross(LinearOperator):

@@ -230,13 +230,33 @@ class LowRankPlusDiagonal(LinearOperator):
     def root_decomposition(self, method: str | None = None) -> LinearOperator:
         if method is not None or settings.fast_computations.covar_root_decomposition.off():
             return super().root_decomposition(method=method)  # a dense factorisation was asked for by name
+        half = self._root_of_core()
+        if half is None:
+            return RootLinearOperator(self._power_of_half(inverse=False))
+        # R = [W C^1/2, D^1/2] is a root whenever C is positive, even where D vanishes.
+        columns = to_linear_operator(self.factor @ half)
+        return RootLinearOperator(CatLinearOperator(columns, DiagLinearOperator(self._full_diag().sqrt()), dim=-1))
+
+    def _root_of_core(self) -> Tensor | None:  # (*batch, k, k)
+        """A root of C, unless it has negative eigenvalues."""
         values, vectors = torch.linalg.eigh(self._symmetric_core())
-        if bool((values.detach() >= -1e-10 * values.detach().abs().amax(-1, keepdim=True)).all()):
-            # R = [W C^1/2, D^1/2] is a root whenever C is, even where D vanishes.
-            half = (vectors * values.clamp_min(0).sqrt().unsqueeze(-2)).to(self.factor.dtype)
-            columns = to_linear_operator(self.factor @ half)
-            return RootLinearOperator(CatLinearOperator(columns, DiagLinearOperator(self._full_diag().sqrt()), dim=-1))
-        return RootLinearOperator(self._power_of_half(inverse=False))
+        if not bool((values.detach() >= -1e-10 * values.detach().abs().amax(-1, keepdim=True)).all()):
+            return None
+        return (vectors * values.clamp_min(0).sqrt().unsqueeze(-2)).to(self.factor.dtype)
+
+    def zero_mean_mvn_samples(self, num_samples: int) -> Tensor:  # (S, *batch, n)
+        half = self._root_of_core()
+        if half is None:
+            return super().zero_mean_mvn_samples(num_samples)
+        weights = half @ self._white(half.shape[-1], num_samples)
+        return (self.factor @ weights + self._own_samples(num_samples)).movedim(-1, 0)
+
+    def _own_samples(self, num_samples: int) -> Tensor:  # (*batch, n, S)
+        """Samples of the diagonal part."""
+        return self._full_diag().sqrt().unsqueeze(-1) * self._white(self.shape[-1], num_samples)
+
+    def _white(self, rows: int, columns: int) -> Tensor:
+        return torch.randn(*self.batch_shape, rows, columns, dtype=self.dtype, device=self.device)
 
     @cached(name="root_inv_decomposition")
     def root_inv_decomposition(

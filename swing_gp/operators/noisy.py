@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import cached_property
 from typing import Any
 
 import torch
-from linear_operator import settings, utils
+from linear_operator import settings
 from linear_operator.operators import AddedDiagLinearOperator, DiagLinearOperator, LinearOperator
 from linear_operator.utils.lanczos import lanczos_tridiag
 from torch import Tensor
 
+from swing_gp.conjugate_gradients import ConvergenceWarning, conjugate_gradients
 from swing_gp.linear_algebra import frozen_signs
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 
@@ -19,11 +21,8 @@ __all__ = ["NoisyKernelLinearOperator", "TakesNoise", "with_noise"]
 
 # Relative residual of conjugate gradients. linear_operator's default, 1 in training and 0.01 otherwise, gives wrong gradients.
 SOLVE_TOL = {torch.float32: 1e-4, torch.float64: 1e-6}
-MAX_STEPS = 1000
 TRACE_SAMPLES = 10
 LANCZOS_STEPS = 40
-# linear_cg takes a curvature p.Ap below its default of 1e-10 for zero, and then stands still at a residual of about 1e-5.
-LEAST_CURVATURE = 1e-30
 # Nodes above which nothing of their number squared is made, whatever global settings ask for.
 MOST_DENSE = 2000
 
@@ -59,16 +58,24 @@ class NoisyKernelLinearOperator(AddedDiagLinearOperator):
             return super().solve(right_tensor, left_tensor)
 
     def _solve(self, rhs: Tensor, preconditioner: Any = None, num_tridiag: int | None = 0) -> Any:
-        return utils.linear_cg(
+        tol = min(SOLVE_TOL[rhs.dtype], settings.cg_tolerance.value())
+        columns = rhs.movedim(-2, 0).flatten(1)
+        found = conjugate_gradients(
             self._matmul,
-            rhs,
-            n_tridiag=num_tridiag,
-            tolerance=min(SOLVE_TOL[rhs.dtype], settings.cg_tolerance.value()),
-            eps=LEAST_CURVATURE,
-            max_iter=max(MAX_STEPS, settings.max_cg_iterations.value()),
-            max_tridiag_iter=settings.max_lanczos_quadrature_iterations.value(),
-            preconditioner=preconditioner,
+            columns,
+            tol=tol,
+            max_iterations=settings.max_cg_iterations.value(),
+            precondition=preconditioner,
         )
+        if not found.residuals[-1] <= tol:
+            warnings.warn(
+                f"Conjugate gradients reached a residual of {found.residuals[-1]:.2g} in {len(found.residuals)} steps, not "
+                f"{tol:g}. Raise the noise or gpytorch.settings.max_cg_iterations, or use float64.",
+                ConvergenceWarning,
+                stacklevel=2,
+            )
+        solution = found.solution.unflatten(1, (*rhs.shape[:-2], rhs.shape[-1])).movedim(0, -2)
+        return (solution, found.tridiagonal(num_tridiag)) if num_tridiag else solution
 
     def inv_quad_logdet(
         self, inv_quad_rhs: Tensor | None = None, logdet: bool | None = False, reduce_inv_quad: bool | None = True
