@@ -78,9 +78,9 @@ class EdgeFunction(ABC):
         return self.log_weights(x, y).exp()
 
     def smooth_weights(self, x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)
-        """The same in float64 and at the cost of a matrix product where there is a way, with an absolute error of the square
-        of the scaled distances times 1e-16."""
-        return self.weights(x.double(), y.double())
+        """The same at the cost of a matrix product where there is a way, with an absolute error of the square of the scaled
+        distances times the rounding error."""
+        return self.weights(x, y)
 
     @abstractmethod
     def log_profile(self, distance: Tensor) -> Tensor:
@@ -133,10 +133,11 @@ class Gaussian(EdgeFunction):
         return distance.square().mul(-0.5)
 
     def smooth_weights(self, x: Tensor, y: Tensor) -> Tensor:
-        center = y.detach().double().mean(0)
-        one, two = (self.scaled(z.double() - center) for z in (x, y))
+        center = y.detach().mean(0)
+        one, two = (self.scaled(z - center) for z in (x, y))
         halves = [0.5 * z.square().sum(-1) for z in (one, two)]
-        return torch.addmm(-halves[1], one, two.mT).sub(halves[0].unsqueeze(-1)).clamp_max(0).exp()
+        # In place: what is left of the cost is in memory.
+        return torch.addmm(-halves[1], one, two.mT).sub_(halves[0].unsqueeze(-1)).clamp_max_(0).exp_()
 
     def tempered(self, temperature: float) -> Gaussian:
         return Gaussian(self.lengthscale * math.sqrt(temperature))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -10,12 +10,25 @@ from torch import Tensor
 
 from swing_gp.graph import row_chunks
 
-__all__ = ["cross_gram", "frozen_signs", "gram", "symmetric_function"]
+__all__ = ["blocked_product", "cached_rows", "cross_gram", "frozen_signs", "gram", "row_sums", "symmetric_function"]
 
 
-# Rows of a Gram matrix that are summed in the precision of the factor: in float32 their rounding, 2e-6 at worst, averages out
-# over the blocks, which are added in float64.
-GRAM_ROWS = 1024
+# Rows of a Gram matrix that are summed in the precision of the factor: in float32 their rounding averages out over the blocks,
+# which are added in float64.
+GRAM_ROWS = 4096
+
+
+def cached_rows(a: Tensor) -> Iterator[slice]:
+    """Slices of the rows of a tall matrix that are small enough for several passes over one to stay in the cache."""
+    return row_chunks(a.shape[-2], 8 * a.shape[-1])
+
+
+def blocked_product(a: Tensor, b: Tensor) -> Tensor:  # (*batch, N, k), (*batch, N, c) -> (*batch, k, c)
+    r""":math:`A^\top B` as a sum in float64 over blocks that are multiplied in the precision they come in."""
+    total: Tensor | float = 0.0
+    for one, two in zip(a.split(GRAM_ROWS, dim=-2), b.split(GRAM_ROWS, dim=-2), strict=True):
+        total = total + (one.mT @ two).double()
+    return total  # type: ignore[return-value]
 
 
 class _CrossGram(torch.autograd.Function):
@@ -24,10 +37,9 @@ class _CrossGram(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:  # (*batch, N, k), (*batch, N, c) -> (*batch, k, c)
         ctx.save_for_backward(a, b)
-        total: Tensor | float = 0.0
-        for rows in row_chunks(a.shape[-2], max(a.shape[-1], b.shape[-1])):
-            total = total + a[..., rows, :].double().mT @ b[..., rows, :].double()
-        return total  # type: ignore[return-value]
+        if a.dtype != b.dtype:
+            a, b = a.double(), b.double()
+        return blocked_product(a, b)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -60,11 +72,38 @@ class _Gram(torch.autograd.Function):
         a, weights = ctx.saved_tensors
         twice = (grad + grad.mT).to(a.dtype)
         for_a, for_weights = torch.empty_like(a), torch.empty_like(weights)
-        for rows in row_chunks(a.shape[-2], a.shape[-1]):
-            image = a[..., rows, :] @ twice
-            for_weights[..., rows] = 0.5 * (image * a[..., rows, :]).sum(-1)
-            for_a[..., rows, :] = weights[..., rows, None] * image
+        for rows in cached_rows(a):
+            block, image = a[..., rows, :], for_a[..., rows, :]
+            torch.matmul(block, twice, out=image)
+            for_weights[..., rows] = 0.5 * (image * block).sum(-1)
+            image.mul_(weights[..., rows, None])
         return for_a, for_weights
+
+
+class _RowSums(torch.autograd.Function):
+    """A pass for the sums and one for the gradient, where autograd would make a copy of A for every operation."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor) -> tuple[Tensor, Tensor]:
+        total = a.sum(0)
+        ctx.save_for_backward(a, total)
+        blocks = [a[rows] for rows in cached_rows(a)]
+        return torch.cat([block @ total for block in blocks]), torch.cat([block.square().sum(-1) for block in blocks])
+
+    @staticmethod
+    def backward(ctx: Any, for_sums: Tensor, for_squares: Tensor) -> Tensor:
+        a, total = ctx.saved_tensors
+        shared = a.mT @ for_sums
+        grad = torch.empty_like(a)
+        for rows in cached_rows(a):
+            torch.addcmul(shared, for_sums[rows, None], total, out=grad[rows])
+            grad[rows].addcmul_(a[rows], for_squares[rows, None], value=2)
+        return grad
+
+
+def row_sums(a: Tensor) -> tuple[Tensor, Tensor]:  # (N, k) -> (N,), (N,)
+    r"""The row sums of :math:`A A^\top`, and its diagonal."""
+    return _RowSums.apply(a)
 
 
 def gram(a: Tensor, weights: Tensor | None = None) -> Tensor:

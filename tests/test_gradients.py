@@ -21,7 +21,7 @@ from swing_gp import (
     graph_kernel,
     grf_kernel,
 )
-from swing_gp.linear_algebra import cross_gram, gram, symmetric_function
+from swing_gp.linear_algebra import blocked_product, cross_gram, gram, row_sums, symmetric_function
 
 SETS = {
     "cloud": cloud(9, 2),
@@ -147,3 +147,34 @@ def test_gram_matrices_are_float64_with_float32_gradients():
         assert one.dtype == torch.float32
         torch.testing.assert_close(one, two)
     assert torch.equal(gram(a), gram(a).mT)
+
+
+def test_row_sums_and_blocked_products():
+    generator = torch.Generator().manual_seed(0)
+    a = torch.randn(3000, 7, generator=generator, dtype=torch.float64, requires_grad=True)
+    sums, squares = row_sums(a)
+    assert torch.allclose(sums, (a @ a.mT).sum(-1))
+    assert torch.allclose(squares, (a @ a.mT).diagonal())
+    assert torch.allclose(blocked_product(a, a[:, :2]), a.mT @ a[:, :2])
+    small = a[:20].detach().requires_grad_()
+    assert torch.autograd.gradcheck(lambda a: torch.cat(row_sums(a)), [small])
+
+
+@pytest.mark.parametrize("lengthscale", [0.1, 0.3, 1.0])
+def test_gradients_of_landmark_kernels_in_single_precision(lengthscale):
+    # At long lengthscales the factor of the landmarks is as ill-conditioned as single precision allows.
+    points = cloud(2000, 3).float()
+    y = torch.sin(6 * points[:, 0]).double()
+
+    def gradient(dtype):
+        parameters = [torch.tensor(value, dtype=dtype, requires_grad=True) for value in (lengthscale, 3.0)]
+        graph = ImplicitGraph(points.to(dtype), Gaussian(parameters[0]))
+        features = LandmarkFeatures(graph, landmarks=landmarks)
+        noisy = graph_kernel(graph, Diffusion(parameters[1]), features=features).add_diagonal(torch.tensor(0.1, dtype=dtype))
+        inv_quad, logdet = noisy.inv_quad_logdet(y.to(dtype).unsqueeze(-1), logdet=True)
+        return torch.stack(torch.autograd.grad(inv_quad + logdet, parameters)).double()
+
+    generator = torch.Generator().manual_seed(0)
+    landmarks = LandmarkFeatures(ImplicitGraph(points, Gaussian(lengthscale)), 128, generator=generator).landmarks
+    single, double = gradient(torch.float32), gradient(torch.float64)
+    assert torch.allclose(single, double, rtol=2e-3)

@@ -12,13 +12,16 @@ from __future__ import annotations
 
 import warnings
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from swing_gp.edges import EdgeFunction
 from swing_gp.features.protocol import DenseFeatures
-from swing_gp.graph import ImplicitGraph, recomputed, row_chunks
+from swing_gp.graph import ImplicitGraph, row_chunks
+from swing_gp.linear_algebra import blocked_product, cached_rows, row_sums
 from swing_gp.validation import check_count
 
 __all__ = ["AccuracyWarning", "LandmarkFeatures"]
@@ -92,22 +95,16 @@ class LandmarkFeatures(DenseFeatures):
         return torch.linalg.cholesky(gram + floor * torch.eye(len(sites), dtype=gram.dtype, device=gram.device))
 
     def features(self, x: Tensor) -> Tensor:
-        sites = self.landmarks
-        cholesky = self._cholesky
-        eye = torch.eye(len(sites), dtype=cholesky.dtype, device=cholesky.device)
-        inverse = torch.linalg.solve_triangular(cholesky, eye, upper=False)
+        edge = self.graph.edge
+        return _Nystrom.apply(edge, x, self.graph.points[self.landmarks], self._cholesky, *edge.parameters())
 
-        def block(rows: Tensor, edge: EdgeFunction, points: Tensor, inverse: Tensor) -> Tensor:
-            # The inverse amplifies rounding, so weights are float64 whatever the points are.
-            return (edge.smooth_weights(rows, points[sites]) @ inverse.mT).to(rows.dtype)
-
-        # Made anew in the backward pass: blocks that stay in the cache are cheaper than float64 copies of all features.
-        run = recomputed(block, self.graph)
-        return torch.cat([run(x[rows], inverse) for rows in row_chunks(x.shape[0], 8 * self.num_features)])
+    @cached_property
+    def _node_sums(self) -> tuple[Tensor, Tensor]:
+        return row_sums(self.node_features)
 
     @cached_property
     def residual_diagonal(self) -> Tensor:  # (N,)
-        return self.residual(self.node_features)
+        return (1 - self._node_sums[1]).clamp_min(0)
 
     def residual(self, features: Tensor) -> Tensor:
         return (1 - features.square().sum(-1)).clamp_min(0)
@@ -116,9 +113,57 @@ class LandmarkFeatures(DenseFeatures):
         return self.residual_diagonal
 
     def _degree(self, x: Tensor | None) -> Tensor:
-        features = self._features(x)
-        residual = self.residual_diagonal if x is None else self.residual(features)
-        return features @ self.node_features.sum(-2) + residual
+        if x is None:
+            return self._node_sums[0] + self.residual_diagonal
+        features = self.features(x)
+        return features @ self.node_features.sum(-2) + self.residual(features)
+
+
+class _Nystrom(torch.autograd.Function):
+    r""":math:`\Phi = f(X, S) L^{-\top}` for landmarks S with :math:`f(S, S) = L L^\top`.
+
+    The inverse amplifies rounding, so it meets weights in float64 whatever the points are. Gradients are not amplified: with
+    G that of :math:`\Phi`, the weights get :math:`G L^{-1}` and L gets :math:`-L^{-\top} G^\top \Phi`, both in the precision
+    of the points. Weights are made anew in the backward pass, a block that stays in the cache at a time.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, edge: EdgeFunction, x: Tensor, sites: Tensor, cholesky: Tensor, *parameters: Tensor) -> Tensor:
+        eye = torch.eye(len(sites), dtype=cholesky.dtype, device=cholesky.device)
+        inverse = torch.linalg.solve_triangular(cholesky, eye, upper=False)
+        features = torch.empty(len(x), len(sites), dtype=x.dtype, device=x.device)
+        for rows in cached_rows(features):
+            features[rows] = edge.smooth_weights(x[rows].double(), sites.double()) @ inverse.mT
+        ctx.edge = edge
+        ctx.save_for_backward(features, inverse, x, sites, *parameters)
+        return features
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        features, inverse, x, sites, *parameters = ctx.saved_tensors
+        _, for_x, for_sites, for_cholesky, *for_parameters = ctx.needs_input_grad
+        result: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
+        if for_cholesky:
+            result[3] = -(inverse.mT @ blocked_product(grad, features)).tril()
+        inputs = [x, sites, *parameters]
+        wanted = [number for number, needed in enumerate([for_x, for_sites, *for_parameters]) if needed]
+        if not wanted:
+            return tuple(result)
+        totals = [torch.zeros_like(inputs[number], dtype=torch.float64) for number in wanted]
+        inverse = inverse.to(x.dtype)
+        for rows in cached_rows(features):
+            with torch.enable_grad():
+                live = [
+                    tensor.detach().requires_grad_(number in wanted) for number, tensor in enumerate([x[rows], *inputs[1:]])
+                ]
+                weights = ctx.edge.with_parameters(*live[2:]).smooth_weights(*live[:2])
+            parts = torch.autograd.grad(weights, [live[number] for number in wanted], grad[rows] @ inverse)
+            for number, total, part in zip(wanted, totals, parts, strict=True):
+                (total[rows] if number == 0 else total).add_(part)
+        for number, total in zip(wanted, totals, strict=True):
+            result[number + 1 if number < 2 else number + 2] = total.to(inputs[number].dtype)
+        return tuple(result)
 
 
 @torch.no_grad()
