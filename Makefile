@@ -30,6 +30,7 @@ benchmarks: $(READY)  ## every benchmark in its quick size, into results/
 	$(BIN)/python -m benchmarks.cg --quick
 	$(BIN)/python -m benchmarks.training --quick
 	$(BIN)/python -m benchmarks.grid_gp --quick
+	$(BIN)/python -m benchmarks.regression --quick
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache demo_output results

@@ -2,7 +2,7 @@
 
     python -m benchmarks.regression [--quick] [--data ../shared/data/regression] [--out results/regression]
 
-Every model gets the same standardised inputs (one lengthscale a dimension) and 100 steps of Adam (SVGP: 20 epochs), in a
+Every model gets the same standardised inputs (one lengthscale a dimension) and 60 steps of Adam (SVGP: 20 epochs or more), in a
 process of its own. RMSE is in the units of the target; NLPD is that of the standardised target, noise included. The training
 mean with the training variance stands first: what a model must beat. Without the data only a synthetic problem is run.
 """

@@ -28,15 +28,18 @@ from swing_gp.validation import check_choice, check_count
 
 __all__ = ["GraphGPRegressor"]
 
-KERNELS: dict[str, type[GraphKernel]] = {
-    "diffusion": DiffusionKernel,
-    "matern": MaternGraphKernel,
-    "regularized_laplacian": RegularizedLaplacianKernel,
-    "random_walk": RandomWalkKernel,
-    "inverse_cosine": InverseCosineKernel,
+# Kernels and where their parameters start: the smoothest functions a priori a few hundred times as large as the roughest. With
+# the defaults of the kernels, of order one, that ratio is below three and training begins at white noise.
+KERNELS: dict[str, tuple[type[GraphKernel], dict[str, Any]]] = {
+    "diffusion": (DiffusionKernel, {"time": 6.0}),
+    "matern": (MaternGraphKernel, {"kappa": 10.0}),
+    "regularized_laplacian": (RegularizedLaplacianKernel, {"scale": 300.0}),
+    "random_walk": (RandomWalkKernel, {"steps": 8}),
+    "inverse_cosine": (InverseCosineKernel, {}),
 }
-# The lengthscale starts at this many times the distance to the tenth neighbour.
-NEIGHBOR, NEIGHBORS_OF = 10, 2000
+# The lengthscale starts at twice the distance to the tenth neighbour, the median over a sample of nodes.
+NEIGHBOR, MULTIPLE, NEIGHBORS_OF = 10, 2.0, 2000
+LANDMARKS = 256
 CHUNK = 20_000
 
 
@@ -44,10 +47,15 @@ class GraphGPRegressor(RegressorMixin, BaseEstimator):
     r"""A GP with a graph kernel; the nodes are the training inputs and, if given, inputs without a target.
 
     Inputs and targets are standardised. Lengthscale, series, output scale and noise are learnt by maximising the marginal
-    likelihood with Adam; several targets share them.
+    likelihood with Adam; several targets share them. Give the inputs you will predict at as ``X_unlabeled`` where you know
+    them: the graph then has nodes there. Off the graph predictions fade, within a lengthscale or two of the last node, to
+    the mean and to the small variance that a point has for itself.
 
     :param kernel: ``"diffusion"``, ``"matern"``, ``"regularized_laplacian"``, ``"random_walk"`` or ``"inverse_cosine"``.
-    :param features: as of :func:`~swing_gp.graph_kernel`, and so are ``tol``, ``num_features`` and ``seed``.
+    :param features: ``"landmarks"`` (the default, 256 of them unless ``num_features`` says otherwise) has closed forms and so a
+        training time known beforehand. All others are as of :func:`~swing_gp.graph_kernel`: ``"auto"`` takes the cheapest
+        that resolves the graph to ``tol`` (1e-4 by default), which may train by conjugate gradients.
+    :param num_features: as of :func:`~swing_gp.graph_kernel`, and so are ``tol`` and ``seed``.
     :param ard: one lengthscale a dimension.
     :param max_steps: of Adam; 0 keeps the starting values.
     :param learning_rate: of Adam.
@@ -69,8 +77,8 @@ class GraphGPRegressor(RegressorMixin, BaseEstimator):
         self,
         kernel: str = "diffusion",
         *,
-        features: str = "auto",
-        tol: float = 1e-4,
+        features: str = "landmarks",
+        tol: float | None = None,
         num_features: int | None = None,
         ard: bool = False,
         max_steps: int = 100,
@@ -104,12 +112,15 @@ class GraphGPRegressor(RegressorMixin, BaseEstimator):
         return self
 
     def _build(self, nodes: Tensor, targets: Tensor, lengthscale: float) -> None:
-        kernel = KERNELS[self.kernel](
+        kind, start = KERNELS[self.kernel]
+        landmarks = self.features == "landmarks"
+        kernel = kind(
             nodes,
+            **start,
             lengthscale=lengthscale,
             features=self.features,
-            tol=self.tol,
-            num_features=self.num_features,
+            tol=1e-4 if self.tol is None and not landmarks else self.tol,
+            num_features=LANDMARKS if self.num_features is None and landmarks else self.num_features,
             seed=self.seed,
             ard_num_dims=nodes.shape[1] if self.ard else None,
         )
@@ -284,5 +295,5 @@ def _starting_lengthscale(nodes: Tensor) -> float:
     if neighbor == 0:
         return 1.0
     distances, _ = scipy.spatial.cKDTree(points).query(points[sample], k=neighbor + 1)
-    typical = float(np.median(distances[:, -1]))
+    typical = MULTIPLE * float(np.median(distances[:, -1]))
     return typical if typical > 0 else 1.0
