@@ -19,6 +19,7 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.ticker import FormatStrFormatter, LogLocator, NullLocator
 from tqdm import tqdm
 
 from benchmarks.regression_data import Problem, load
@@ -63,8 +64,12 @@ def draw(rows: list[dict[str, Any]], out: Path) -> None:
                 continue
             marker = "o" if name.startswith("swing_gp") else "s"
             axis.plot(row["fit"] + row["predict"], row["rmse"], marker, color=f"C{number}", markersize=8, label=name)
-        axis.set_xscale("log")
-        axis.set_ylim(bottom=0)
+        axis.loglog()
+        for scale in (axis.xaxis, axis.yaxis):
+            scale.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            scale.set_major_formatter(FormatStrFormatter("%g"))
+            scale.set_minor_locator(NullLocator())
+        axis.grid(alpha=0.3)
         axis.set_title(problem, fontsize=10)
         axis.set_xlabel("seconds to fit and predict")
     axes[0, 0].set_ylabel("RMSE on held-out inputs")
