@@ -25,7 +25,7 @@ from torch import Tensor
 from swing_gp.linear_algebra import cross_gram
 from swing_gp.operators.broadcast import BroadcastLinearOperator
 from swing_gp.operators.kernel_block import KernelBlock
-from swing_gp.operators.low_rank_covariance import LowRankCross, LowRankPlusGroups, per_group
+from swing_gp.operators.low_rank_covariance import LowRankCross, LowRankPlusGroups, as_cross, per_group
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 from swing_gp.operators.noisy import NoisyKernelLinearOperator
 from swing_gp.operators.posterior import PosteriorCovariance
@@ -44,6 +44,8 @@ class GraphPredictionStrategy(DefaultPredictionStrategy):
         test_train_covar: Tensor | LinearOperator,
     ) -> tuple[Tensor, Tensor | LinearOperator]:
         noisy, complete = self._noisy, self._complete
+        if isinstance(test_train_covar, LowRankPlusDiagonal):  # the test inputs are the training inputs
+            test_train_covar = as_cross(test_train_covar)
         if isinstance(test_train_covar, LowRankCross) and isinstance(noisy, LowRankPlusDiagonal) and complete:
             assert isinstance(test_test_covar, LowRankPlusDiagonal)
             return self._closed_form(test_mean, test_test_covar, test_train_covar)

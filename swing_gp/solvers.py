@@ -6,7 +6,7 @@ r"""Solves that say how they were done: :math:`(K + \sigma^2 I) x = b`, for note
 >>> K = graph_kernel(ImplicitGraph(points, Gaussian(0.1)), Diffusion(2.0), features="grid")
 >>> result = solve(K, torch.ones(300).double(), noise=0.1)
 >>> result.method, result.converged, result.residuals[-1] < 1e-6
-('cg', True, True)
+('pcg', True, True)
 """
 
 from __future__ import annotations

@@ -53,7 +53,8 @@ class Model(gpytorch.models.ExactGP):
         self.raw_mean = torch.nn.Parameter(torch.tensor(0.3, dtype=torch.float64))
 
     def forward(self, x):
-        return MultivariateNormal(self.raw_mean.expand(x.shape[:-1]), self.covar_module(x))
+        batch = torch.broadcast_shapes(self.train_targets.shape[:-1], x.shape[:-2])
+        return MultivariateNormal(self.raw_mean.expand(*batch, x.shape[-2]), self.covar_module(x))
 
 
 def make(route, x, y, *, likelihood=None, scale=True, lengthscale=0.3, time=2.0):
@@ -208,6 +209,27 @@ def test_repeated_observations(route):
         samples = posterior.sample(torch.Size((20000,)))
         empirical = (samples - mu).mT @ (samples - mu) / 20000
         assert relative(empirical, sigma) < 0.05
+
+
+@pytest.mark.parametrize("number", [1, 3])
+@pytest.mark.parametrize("repeated", [False, True])
+def test_closed_form_at_the_training_inputs_themselves(repeated, number):
+    ids = torch.cat([torch.arange(60), torch.arange(30)]) if repeated else torch.arange(90)
+    y = torch.stack([targets(NODES[ids], seed) for seed in range(number)])
+    kernel = DiffusionKernel(NODES, lengthscale=0.3, time=2.0, **ROUTES["landmarks"])
+    likelihood = GaussianLikelihood().double()
+    likelihood.noise = NOISE
+    model = Model(ids, y if number > 1 else y[0], likelihood, kernel)
+    model.eval()
+    with torch.no_grad():
+        posterior = model(ids)
+        truth = dense_kernel(ImplicitGraph(NODES, Gaussian(0.3)), Diffusion(2.0))
+        noise = torch.full((len(ids),), NOISE, dtype=torch.float64)
+        for row, mean in zip(y, posterior.mean.reshape(number, -1), strict=True):
+            mu, sigma = dense_posterior(truth, ids, ids, row, noise)
+            assert relative(mean, mu) < 1e-8
+        assert relative(posterior.covariance_matrix.reshape(number, 90, 90)[0], sigma) < 1e-7
+        assert isinstance(posterior.lazy_covariance_matrix, LowRankPlusDiagonal)
 
 
 def test_groups_in_closed_form():

@@ -115,7 +115,7 @@ def test_constant_columns_and_repeated_rows():
 # Solves
 
 
-@pytest.mark.parametrize(("features", "method"), [("landmarks", "woodbury"), ("grid", "cg"), ("neighbors", "cg")])
+@pytest.mark.parametrize(("features", "method"), [("landmarks", "woodbury"), ("grid", "pcg"), ("neighbors", "cg")])
 def test_solve_says_how(features, method):
     graph = ImplicitGraph(cloud(300, 2), Gaussian(0.1))
     operator = graph_kernel(

@@ -24,7 +24,7 @@ from torch import Tensor
 from swing_gp.linear_algebra import cross_gram
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 
-__all__ = ["LowRankCross", "LowRankPlusGroups", "group_sum", "per_group"]
+__all__ = ["LowRankCross", "LowRankPlusGroups", "as_cross", "group_sum", "per_group"]
 
 
 def group_sum(group: Tensor, values: Tensor) -> Tensor:  # (*batch, n), (*batch, n, k) -> (*batch, n, k)
@@ -243,3 +243,12 @@ class LowRankCross(LinearOperator):
         left, right = (part.expand(*batch, *part.shape[-2:]) for part in (self.left, self.right))
         groups = tuple(group.expand(*batch, group.shape[-1]) for group in self.groups)
         return self.__class__(left, core, right, shared, groups=groups)  # type: ignore[arg-type]
+
+
+def as_cross(matrix: LowRankPlusDiagonal) -> LowRankCross:
+    """The covariance of a list of inputs as one between two lists that happen to be equal."""
+    if isinstance(matrix, LowRankPlusGroups):
+        group, shared = matrix.group, matrix._member
+    else:
+        group, shared = torch.arange(matrix.shape[-1], device=matrix.device).expand(matrix.shape[:-1]), matrix._full_diag()
+    return LowRankCross(matrix.factor, matrix.core, matrix.factor, shared, groups=(group, group))
