@@ -62,23 +62,21 @@ def conjugate_gradients(
     product = (residual * direction).sum(0)
     residuals: list[float] = []
     steps, ratios = [], []
-    while len(residuals) < max_iterations and (not residuals or residuals[-1] > tol):
+    while len(residuals) < max_iterations:
         image = action(direction)
         curvature = (direction * image).sum(0)
         # A right-hand side that is solved exactly has no direction left.
-        step = torch.where(curvature > 0, product / curvature, torch.zeros_like(product))
-        x = x + step * direction
-        residual = residual - step * image
+        steps.append(torch.where(curvature > 0, product / curvature, torch.zeros_like(product)))
+        x = x + steps[-1] * direction
+        residual = residual - steps[-1] * image
         residuals.append(largest_residual(residual, rhs))
+        if residuals[-1] <= tol or not math.isfinite(residuals[-1]):
+            break
         preconditioned = residual if precondition is None else precondition(residual)
         before, product = product, (residual * preconditioned).sum(0)
-        ratio = torch.where(before > 0, product / before, torch.zeros_like(product))
-        direction = preconditioned + ratio * direction
-        steps.append(step)
-        ratios.append(ratio)
-        if not math.isfinite(residuals[-1]):
-            break
-    return Iterations(x, residuals, torch.stack(steps), torch.stack(ratios))
+        ratios.append(torch.where(before > 0, product / before, torch.zeros_like(product)))
+        direction = preconditioned + ratios[-1] * direction
+    return Iterations(x, residuals, torch.stack(steps), torch.stack([*ratios, torch.zeros_like(product)][: len(steps)]))
 
 
 def largest_residual(residual: Tensor, rhs: Tensor) -> float:
