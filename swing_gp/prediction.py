@@ -13,6 +13,7 @@ exists.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -68,21 +69,37 @@ class GraphPredictionStrategy(DefaultPredictionStrategy):
         likelihood = self.likelihood.get_fantasy_likelihood(**kwargs)
         return self.__class__(full_inputs, full_output, full_targets, likelihood)
 
-    @property
-    def _noisy(self) -> LinearOperator:
-        """K + noise on the training inputs, evaluated once."""
-        if "noisy" not in self.__dict__:
-            self.__dict__["noisy"] = _unwrapped(self.lik_train_train_covar.evaluate_kernel())
-        return self.__dict__["noisy"]
+    # Kept between predictions. GPyTorch's detach_test_caches (on by default) says whether with their graph: one that is kept is
+    # freed by the first backward pass, and an optimiser of an acquisition function makes many.
 
-    @property
+    @cached_property
+    def _noisy(self) -> LinearOperator:
+        """K + noise on the training inputs."""
+        noisy = _unwrapped(self.lik_train_train_covar.evaluate_kernel())
+        if settings.detach_test_caches.off():
+            return noisy
+        return noisy.representation_tree()(*(part.detach() for part in noisy.representation()))
+
+    @cached_property
+    def _offset(self) -> Tensor:  # (*batch, n)
+        offset = self.train_labels - self.train_prior_dist.mean
+        return offset.detach() if settings.detach_test_caches.on() else offset
+
+    @cached_property
     def _weights(self) -> Tensor:  # (*batch, n)
         """(K + noise)^-1 (y - mean), for all targets in one solve."""
-        if "weights" not in self.__dict__:
-            offset = self.train_labels - self.train_prior_dist.mean
-            columns = offset.reshape(-1, offset.shape[-1]).mT
-            self.__dict__["weights"] = self._noisy.solve(columns).mT.reshape(offset.shape)
-        return self.__dict__["weights"]
+        columns = self._offset.reshape(-1, self._offset.shape[-1]).mT
+        return self._noisy.solve(columns).mT.reshape(self._offset.shape)
+
+    @cached_property
+    def _posterior(self) -> tuple[Tensor, Tensor, Tensor]:  # (k, k), (*batch, k, 1), (*batch, n, 1)
+        """M, m and what the features leave of the observations, L^-1 (y - F m)."""
+        noisy, offset = self._noisy, self._offset.unsqueeze(-1)
+        assert isinstance(noisy, LowRankPlusDiagonal)
+        posterior = torch.linalg.solve(noisy._capacitance(), noisy._symmetric_core())
+        posterior = 0.5 * (posterior + posterior.mT)
+        weights = posterior @ cross_gram(noisy.factor, noisy._inverse_of_diagonal(offset))
+        return posterior, weights, noisy._inverse_of_diagonal(offset - noisy.factor @ weights.to(noisy.dtype))
 
     @property
     def _complete(self) -> bool:
@@ -92,11 +109,7 @@ class GraphPredictionStrategy(DefaultPredictionStrategy):
     def _closed_form(self, test_mean: Tensor, test: LowRankPlusDiagonal, cross: LowRankCross) -> tuple[Tensor, LinearOperator]:
         noisy = self._noisy
         assert isinstance(noisy, LowRankPlusDiagonal)
-        offset = (self.train_labels - self.train_prior_dist.mean).unsqueeze(-1)
-        posterior = torch.linalg.solve(noisy._capacitance(), noisy._symmetric_core())  # M
-        posterior = 0.5 * (posterior + posterior.mT)
-        weights = posterior @ cross_gram(noisy.factor, noisy._inverse_of_diagonal(offset))  # m
-        left_over = noisy._inverse_of_diagonal(offset - noisy.factor @ weights.to(noisy.dtype))  # L^-1 (y - F m)
+        posterior, weights, left_over = self._posterior
         mean = cross.left @ weights.to(cross.left.dtype) + cross.matches(left_over)
         mean = test_mean + mean.squeeze(-1)
         if settings.skip_posterior_variances.on():
@@ -108,7 +121,7 @@ class GraphPredictionStrategy(DefaultPredictionStrategy):
         if overlaps:
             factor = factor - cross.matches(noisy._inverse_of_diagonal(noisy.factor))
             # S_* L^-1 S_*^T couples equal points only; on one of them it is the value of the constant vector 1 there.
-            information = noisy._inverse_of_diagonal(torch.ones_like(offset))
+            information = noisy._inverse_of_diagonal(torch.ones_like(left_over))
             left = prior * (1 - cross.matches(information).squeeze(-1))
         else:
             left = prior

@@ -211,6 +211,21 @@ def test_repeated_observations(route):
         assert relative(empirical, sigma) < 0.05
 
 
+@pytest.mark.parametrize("route", ["landmarks", "pairwise", "grid"])
+def test_predictions_can_be_differentiated_again_and_again(route):
+    # as an optimiser of an acquisition function does: nothing that is kept may hold a graph that a backward pass frees
+    train, _ = SPLITS["disjoint"]
+    model, _ = make(route, NODES[train], targets(NODES[train]))
+    model.eval()
+    grads = []
+    for _ in range(2):
+        x = (NODES[100:104] + 0.01).requires_grad_(route != "grid")  # a grid has no gradient in points
+        (model(x).mean.sum() + model(x).variance.sum()).backward()
+        grads.append(model.covar_module.base_kernel.raw_lengthscale.grad.clone() if route == "grid" else x.grad)
+        model.zero_grad()
+    torch.testing.assert_close(*grads)
+
+
 @pytest.mark.parametrize("number", [1, 3])
 @pytest.mark.parametrize("repeated", [False, True])
 def test_closed_form_at_the_training_inputs_themselves(repeated, number):
