@@ -11,7 +11,7 @@ from linear_operator.operators import LinearOperator
 from torch import Tensor
 
 from swing_gp.choice import Choice, known_error, pick_features
-from swing_gp.features import FeatureMap, FourierGrid, GridFeatures, LandmarkFeatures, NeighborFeatures
+from swing_gp.features import FeatureMap, FourierGrid, LandmarkFeatures, NeighborFeatures
 from swing_gp.features.named import default_tol
 from swing_gp.front import kernel_of
 from swing_gp.graph import ImplicitGraph
@@ -55,7 +55,6 @@ class Structure:
         self.recipe = recipe
         self.graph = graph.with_edge(graph.edge.with_parameters(*(p.detach().clone() for p in graph.edge.parameters())))
         self.room, self.outside = ROOM if training else 1.0, outside
-        generator = as_generator(recipe.seed)
         if landmarks is not None:
             self.features: FeatureMap = LandmarkFeatures(self.graph, landmarks=landmarks)
             goal = default_tol(graph) if recipe.tol is None else recipe.tol
@@ -68,7 +67,7 @@ class Structure:
                 walked=recipe.walks is not None,
                 tol=recipe.tol,
                 num_features=recipe.num_features,
-                generator=generator,
+                generator=as_generator(recipe.seed),
                 room=self.room,
                 outside=outside,
             )
@@ -82,13 +81,13 @@ class Structure:
         """Whether the structure is still right at the lengthscale of a graph."""
         moved = (graph.edge.lengthscale.detach().double() / self.graph.edge.lengthscale.double()).log().abs().max()
         room = ROOM if isinstance(self.features, LandmarkFeatures) else self.room
-        if not isinstance(self.features, LandmarkFeatures | FourierGrid | NeighborFeatures | GridFeatures):
+        if not isinstance(self.features, LandmarkFeatures | FourierGrid | NeighborFeatures):
             return True  # random features and exact weights hold at every lengthscale
         return float(moved) <= math.log(room) + 1e-6
 
     def widened(self, series: Series) -> Structure:
         """The same structure for inputs beyond the box of the nodes, which matters to a Fourier grid alone."""
-        if not isinstance(self.features, FourierGrid | GridFeatures):
+        if not isinstance(self.features, FourierGrid):
             self.outside = True
             return self
         return Structure(self.recipe, self.graph, series, training=self.room > 1, outside=True, method=self.info.method)

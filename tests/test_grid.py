@@ -29,6 +29,7 @@ from swing_gp import (
 )
 from swing_gp.conjugate_gradients import conjugate_gradients
 from swing_gp.nufft import PointTransform
+from swing_gp.operators import grid_kernel as grid_kernels
 from swing_gp.operators.grid_kernel import grid_kernel
 
 SERIES = [Diffusion(5.0), RandomWalk(2), RegularizedLaplacian(2.0, 2.0), InverseCosine(), Matern(1.5, 2.0)]
@@ -52,10 +53,11 @@ def worst(ours, truth):
 
 
 @pytest.mark.parametrize("dim", [1, 2, 3])
-def test_transforms_are_sums_of_exponentials_and_adjoint(dim):
+@pytest.mark.parametrize("columns", [1, 2, 19])  # half a pair, a pair, more than one batch of pairs
+def test_transforms_are_sums_of_exponentials_and_adjoint(dim, columns):
     angles = (2 * cloud(20, dim) - 1) * 3
     transform = PointTransform(angles, (3, 2, 4)[:dim], 1e-12)
-    values = torch.randn(20, 11, generator=generator(), dtype=torch.float64)  # more than one batch of plans
+    values = torch.randn(20, columns, generator=generator(), dtype=torch.float64)
     modes = transform.to_modes(values)
     axes = [torch.tensor([*range(m + 1), *range(-m, 0)]) for m in (3, 2, 4)[:dim]]
     axes[-1] = axes[-1][: (3, 2, 4)[dim - 1] + 1]
@@ -65,6 +67,14 @@ def test_transforms_are_sums_of_exponentials_and_adjoint(dim):
     other = torch.randn(modes.shape, generator=generator(1), dtype=torch.complex128)
     left = float((modes.conj() * other).sum().real)
     assert left == pytest.approx(float((values * transform.to_points(other)).sum()), rel=1e-9)
+
+
+def test_products_in_parts_are_the_product(monkeypatch):
+    symbol = torch.rand(12, 9, generator=generator(), dtype=torch.float64)
+    modes = torch.randn(5, 7, 4, generator=generator(1), dtype=torch.complex128)
+    whole = grid_kernels.toeplitz_product(symbol, modes)
+    monkeypatch.setattr(grid_kernels, "CACHED", 2 * symbol.numel())
+    torch.testing.assert_close(grid_kernels.toeplitz_product(symbol, modes), whole)
 
 
 def test_transforms_have_gradients():

@@ -42,11 +42,16 @@ def test_learns_and_beats_the_mean(features):
     assert 0.85 < inside.mean() <= 1.0
     new = data(50, seed=1)[0]  # off the graph
     assert np.isfinite(model.predict(new)).all()
-    samples = model.sample_y(x[200:], 400, random_state=1) if features != "neighbors" else None
-    if samples is not None:
-        assert samples.shape == (100, 400)
-        np.testing.assert_allclose(samples.mean(1), mean, atol=5 * float(std.max()) / 20)
-        np.testing.assert_allclose(samples.std(1).mean(), std.mean(), rtol=0.1)
+    samples = model.sample_y(x[200:], 400, random_state=1)
+    assert samples.shape == (100, 400)
+    np.testing.assert_allclose(samples.mean(1), mean, atol=5 * float(std.max()) / 20)
+    np.testing.assert_allclose(samples.std(1).mean(), std.mean(), rtol=0.1)
+
+
+def test_its_first_guess_already_beats_the_mean():
+    x, y = data()
+    model = GraphGPRegressor(max_steps=0).fit(x[:200], y[:200], X_unlabeled=x[200:])
+    assert model.score(x[200:], y[200:]) > 0.5
 
 
 @pytest.mark.parametrize("kernel", ["matern", "regularized_laplacian", "random_walk", "inverse_cosine"])

@@ -122,9 +122,10 @@ class LandmarkFeatures(DenseFeatures):
 class _Nystrom(torch.autograd.Function):
     r""":math:`\Phi = f(X, S) L^{-\top}` for landmarks S with :math:`f(S, S) = L L^\top`.
 
-    The inverse amplifies rounding, so it meets weights in float64 whatever the points are. Gradients are not amplified: with
-    G that of :math:`\Phi`, the weights get :math:`G L^{-1}` and L gets :math:`-L^{-\top} G^\top \Phi`, both in the precision
-    of the points. Weights are made anew in the backward pass, a block that stays in the cache at a time.
+    The inverse amplifies rounding, so it meets weights in float64 whatever the points are. In the backward pass, with G the
+    gradient of :math:`\Phi`, the weights get :math:`G L^{-1}` and L gets :math:`-L^{-\top} G^\top \Phi`; there the precision
+    of the points is enough, because nothing subtracts what was amplified. Weights are made anew in the backward pass, a block
+    that stays in the cache at a time.
     """
 
     @staticmethod
