@@ -16,10 +16,10 @@ import torch
 from gpytorch.distributions import MultivariateNormal
 from tqdm import tqdm
 
-from benchmarks.memory import peak_gigabytes
 from benchmarks.reporting import options, write_report
 from swing_gp import DiffusionKernel
 from swing_gp.conjugate_gradients import conjugate_gradients
+from swing_gp.memory import peak_gigabytes
 
 
 class Model(gpytorch.models.ExactGP):

@@ -16,8 +16,8 @@ import torch
 from scipy.sparse.linalg import LinearOperator, expm_multiply
 from torch import Tensor
 
-from benchmarks.memory import peak_gigabytes
 from swing_gp import Diffusion, Gaussian, ImplicitGraph, PairwiseFeatures, graph_kernel
+from swing_gp.memory import peak_gigabytes
 from swing_gp.operators.diagnostics import exact_kernel_product
 
 __all__ = ["OURS", "Case", "measure", "reference"]

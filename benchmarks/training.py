@@ -20,9 +20,9 @@ import gpytorch
 import torch
 from gpytorch.distributions import MultivariateNormal
 
-from benchmarks.memory import peak_gigabytes
 from benchmarks.reporting import options, write_report
 from swing_gp import Diffusion, DiffusionKernel, Gaussian, ImplicitGraph, PairwiseFeatures, graph_kernel
+from swing_gp.memory import peak_gigabytes
 
 FEATURES = 256
 

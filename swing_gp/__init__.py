@@ -22,14 +22,17 @@ from swing_gp.features import (
 )
 from swing_gp.front import graph_kernel
 from swing_gp.graph import ImplicitGraph
+from swing_gp.interpolation import Interpolation, interpolate
 from swing_gp.kernels import (
     DiffusionKernel,
     GraphKernel,
     InverseCosineKernel,
+    LogMaternKernel,
     MaternGraphKernel,
     RandomWalkKernel,
     RegularizedLaplacianKernel,
 )
+from swing_gp.log_matern import LogMatern
 from swing_gp.operators.adjacency import AdjacencyLinearOperator, adjacency
 from swing_gp.operators.diagnostics import ErrorEstimate
 from swing_gp.operators.graph_kernel import FeatureKernelLinearOperator, SeriesLinearOperator
@@ -75,10 +78,13 @@ __all__ = [
     "GridFeatures",
     "GridKernelLinearOperator",
     "ImplicitGraph",
+    "Interpolation",
     "InverseCosine",
     "InverseCosineKernel",
     "LandmarkFeatures",
     "Laplace",
+    "LogMatern",
+    "LogMaternKernel",
     "LowRankPlusDiagonal",
     "Matern",
     "MaternGraphKernel",
@@ -99,6 +105,7 @@ __all__ = [
     "adjacency",
     "graph_kernel",
     "grf_kernel",
+    "interpolate",
     "solve",
     "to_scipy",
 ]

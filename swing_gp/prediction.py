@@ -53,7 +53,7 @@ class GraphPredictionStrategy(DefaultPredictionStrategy):
         test, cross = _unwrapped(test_test_covar), _unwrapped(test_train_covar)
         if isinstance(cross, KernelBlock) and isinstance(noisy, NoisyKernelLinearOperator) and complete:
             assert isinstance(test, KernelBlock)
-            mean = test_mean + (cross @ self._weights.unsqueeze(-1)).squeeze(-1)
+            mean = test_mean + (cross @ self.weights.unsqueeze(-1)).squeeze(-1)
             if settings.skip_posterior_variances.on():
                 return mean, ZeroLinearOperator(*test_test_covar.shape)
             covariance = PosteriorCovariance(test, cross, noisy)
@@ -86,8 +86,10 @@ class GraphPredictionStrategy(DefaultPredictionStrategy):
         return offset.detach() if settings.detach_test_caches.on() else offset
 
     @cached_property
-    def _weights(self) -> Tensor:  # (*batch, n)
+    def weights(self) -> Tensor:  # (*batch, n)
         """(K + noise)^-1 (y - mean), for all targets in one solve."""
+        if self._noisy.dim() > 2:
+            return self._noisy.solve(self._offset.unsqueeze(-1)).squeeze(-1)
         columns = self._offset.reshape(-1, self._offset.shape[-1]).mT
         return self._noisy.solve(columns).mT.reshape(self._offset.shape)
 

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import copy
 import os
-from pathlib import Path
 from typing import Any
 
 import gpytorch
 import numpy as np
-import scipy.spatial
 import torch
 from gpytorch.distributions import MultivariateNormal
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
+from swing_gp.files import whole_file
 from swing_gp.kernels import (
     DiffusionKernel,
     GraphKernel,
     InverseCosineKernel,
+    LogMaternKernel,
     MaternGraphKernel,
     RandomWalkKernel,
     RegularizedLaplacianKernel,
 )
+from swing_gp.spacing import neighbor_distance
 from swing_gp.validation import check_choice, check_count
 
 __all__ = ["GraphGPRegressor"]
@@ -33,12 +34,13 @@ __all__ = ["GraphGPRegressor"]
 KERNELS: dict[str, tuple[type[GraphKernel], dict[str, Any]]] = {
     "diffusion": (DiffusionKernel, {"time": 6.0}),
     "matern": (MaternGraphKernel, {"kappa": 10.0}),
+    "log_matern": (LogMaternKernel, {}),
     "regularized_laplacian": (RegularizedLaplacianKernel, {"scale": 300.0}),
     "random_walk": (RandomWalkKernel, {"steps": 8}),
     "inverse_cosine": (InverseCosineKernel, {}),
 }
-# The lengthscale starts at twice the distance to the tenth neighbour, the median over a sample of nodes.
-NEIGHBOR, MULTIPLE, NEIGHBORS_OF = 10, 2.0, 2000
+# The lengthscale starts at twice the distance to the tenth neighbour, so that every node starts with a few links.
+NEIGHBOR, MULTIPLE = 10, 2.0
 LANDMARKS = 256
 CHUNK = 20_000
 
@@ -51,7 +53,8 @@ class GraphGPRegressor(RegressorMixin, BaseEstimator):
     them: the graph then has nodes there. Off the graph predictions fade, within a lengthscale or two of the last node, to
     the mean and to the small variance that a point has for itself.
 
-    :param kernel: ``"diffusion"``, ``"matern"``, ``"regularized_laplacian"``, ``"random_walk"`` or ``"inverse_cosine"``.
+    :param kernel: ``"diffusion"``, ``"matern"``, ``"log_matern"``, ``"regularized_laplacian"``, ``"random_walk"`` or
+        ``"inverse_cosine"``.
     :param features: ``"landmarks"`` (the default, 256 of them unless ``num_features`` says otherwise) has closed forms and so a
         training time known beforehand. All others are as of :func:`~swing_gp.graph_kernel`: ``"auto"`` takes the cheapest
         that resolves the graph to ``tol`` (1e-4 by default), which may train by conjugate gradients.
@@ -107,7 +110,8 @@ class GraphGPRegressor(RegressorMixin, BaseEstimator):
                 raise ValueError(f"X_unlabeled must have {x.shape[1]} columns like X, got {more.shape[1]}.")
             nodes = torch.cat([x, more])
         nodes = (nodes - self.x_mean_) / self.x_scale_
-        self._build(nodes, (targets - self.y_mean_) / self.y_scale_, _starting_lengthscale(nodes))
+        lengthscale = MULTIPLE * neighbor_distance(nodes.numpy(), NEIGHBOR)
+        self._build(nodes, (targets - self.y_mean_) / self.y_scale_, lengthscale)
         self.losses_ = self._train()
         return self
 
@@ -216,14 +220,8 @@ class GraphGPRegressor(RegressorMixin, BaseEstimator):
             "losses": self.losses_,
             "scales": [self.x_mean_, self.x_scale_, self.y_mean_, self.y_scale_],
         }
-        target = Path(path)
-        temporary = target.with_name(f".{target.name}.{os.getpid()}")
-        try:
+        with whole_file(path) as temporary:
             torch.save(content, temporary)
-            os.replace(temporary, target)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> GraphGPRegressor:
@@ -285,15 +283,3 @@ def _targets(y: Any, rows: int) -> Tensor:
 def _scale(values: Tensor) -> Tensor:
     scale = values.std(0, unbiased=False)
     return torch.where(scale > 0, scale, torch.ones_like(scale))
-
-
-def _starting_lengthscale(nodes: Tensor) -> float:
-    """From the distances to neighbours, so that every node starts with a few links."""
-    points = nodes.numpy()
-    sample = np.random.default_rng(0).permutation(len(points))[:NEIGHBORS_OF]
-    neighbor = min(NEIGHBOR, len(points) - 1)
-    if neighbor == 0:
-        return 1.0
-    distances, _ = scipy.spatial.cKDTree(points).query(points[sample], k=neighbor + 1)
-    typical = MULTIPLE * float(np.median(distances[:, -1]))
-    return typical if typical > 0 else 1.0

@@ -157,7 +157,8 @@ class Series(ABC):
         if found is None:
             raise ValueError(
                 f"{self!r} needs a polynomial of degree above {MAX_CHEBYSHEV_DEGREE} on [{interval[0]:g}, {interval[1]:g}] "
-                f"for a tolerance of {tol:g}. Use normalization='symmetric', milder parameters or a larger tol."
+                f"for a tolerance of {tol:g}. Use normalization='symmetric', milder parameters, a larger tol, or "
+                "features='landmarks'."
             )
         return found
 

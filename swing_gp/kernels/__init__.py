@@ -19,6 +19,7 @@ from swing_gp.kernels.base import GraphKernel
 from swing_gp.kernels.families import (
     DiffusionKernel,
     InverseCosineKernel,
+    LogMaternKernel,
     MaternGraphKernel,
     RandomWalkKernel,
     RegularizedLaplacianKernel,
@@ -28,6 +29,7 @@ __all__ = [
     "DiffusionKernel",
     "GraphKernel",
     "InverseCosineKernel",
+    "LogMaternKernel",
     "MaternGraphKernel",
     "RandomWalkKernel",
     "RegularizedLaplacianKernel",

@@ -11,11 +11,13 @@ from torch import Tensor
 from swing_gp.graph import ImplicitGraph
 from swing_gp.kernels.base import GraphKernel
 from swing_gp.kernels.parameters import constrained
+from swing_gp.log_matern import LogMatern
 from swing_gp.series import Diffusion, InverseCosine, Matern, RandomWalk, RegularizedLaplacian, Series
 
 __all__ = [
     "DiffusionKernel",
     "InverseCosineKernel",
+    "LogMaternKernel",
     "MaternGraphKernel",
     "RandomWalkKernel",
     "RegularizedLaplacianKernel",
@@ -134,3 +136,35 @@ class MaternGraphKernel(GraphKernel):
 
     def series(self, index: tuple[int, ...] = ()) -> Series:
         return Matern(self.nu, self._parameter("kappa", index))
+
+
+class LogMaternKernel(GraphKernel):
+    r"""The Matérn kernel of the logarithmic Laplacian; see :class:`~swing_gp.LogMatern`.
+
+    Made for inputs that are nodes: off the graph its variance grows where the nodes do not determine the walk.
+
+    :param nu: the smoothness, fixed.
+    :param kappa: where the range :math:`\kappa` starts.
+    :param floor: eigenvalues of the walk below it count as noise.
+    """
+
+    kappa = constrained("kappa", "The range along the graph.")
+
+    def __init__(
+        self,
+        points: Tensor | ImplicitGraph,
+        *,
+        nu: float = 3.0,
+        kappa: float = 3.0,
+        floor: float = 1e-10,
+        kappa_prior: Prior | None = None,
+        kappa_constraint: Interval | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(points, **kwargs)
+        checked = LogMatern(nu, 1.0, floor)
+        self.nu, self.floor = float(checked.nu), checked.floor
+        self._register("kappa", kappa, kappa_prior, kappa_constraint, Positive())
+
+    def series(self, index: tuple[int, ...] = ()) -> Series:
+        return LogMatern(self.nu, self._parameter("kappa", index), self.floor)

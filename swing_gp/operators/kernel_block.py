@@ -122,7 +122,7 @@ class KernelBlock(TakesNoise, MatrixFreeLinearOperator):
         return self._with(left, right, self.outputscale, (one, two))
 
     def _diagonal(self) -> Tensor:
-        if self.symmetric and self.sites[0].on_graph:
+        if self.symmetric and self.sites[0].on_graph and self.shape[-1] > EXACT_DIAGONAL:
             return self.outputscale * self.base._diagonal()[self.sites[0].nodes]
         if self.symmetric and self.shape[-1] > EXACT_DIAGONAL:
             return self._estimated_diagonal()

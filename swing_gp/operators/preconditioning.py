@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from swing_gp.choice import sample_pairs
 from swing_gp.features.landmarks import LandmarkFeatures
 from swing_gp.graph import ImplicitGraph
 from swing_gp.linear_algebra import frozen_signs
@@ -85,8 +86,15 @@ class LandmarkControl:
         assert isinstance(close, LowRankPlusDiagonal)
         return close
 
+    @cached_property
+    def _hopeless(self) -> bool:
+        """Whether the weights have an effective rank beyond the landmarks, so that making them would be a waste."""
+        return sample_pairs(self.graph, 0.0)[1] > LANDMARKS
+
     def helps(self, operator: Any, noise: float) -> bool:
         """Whether the preconditioned system is at least four times better conditioned, for half the steps."""
+        if self._distance is None and self._hopeless:
+            return False
         least, most = (float(value) for value in self.series(torch.tensor([0.0, 1.0], dtype=torch.float64)))
         floor = least + noise
         plain = (most + noise) / floor
