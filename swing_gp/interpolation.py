@@ -41,8 +41,9 @@ from swing_gp.walks import Walks
 
 __all__ = ["Interpolation", "interpolate"]
 
-# Relative to the kernel; interpolated values are seldom known better.
-TOL = 1e-4
+# An error of the kernel acts like noise on a GP. Directions of sums have no scale: where all weights are small, their errors
+# must be smaller still.
+TOL, TOL_OF_SUMS = 1e-4, 1e-10
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,8 @@ def interpolate(
     :param noise: for the GP, the noise variance over the mean prior variance of the known nodes.
     :param criterion: what to choose by: ``"rmse"``, ``"cosine"`` for directions, or for the GP ``"likelihood"``.
     :param features: as of :func:`~swing_gp.graph_kernel`, and so are ``walks``, ``num_features`` and ``seed``.
-    :param tol: relative error of the kernel to aim for; by default 1e-4, and a tenth of the noise where that is less.
+    :param tol: relative error of the kernel to aim for; by default 1e-4 for the GP, a tenth of its noise where that is less,
+        and 1e-10 for sums.
     """
     check_choice("rule", rule, RULES)
     points = graph.points if isinstance(graph, ImplicitGraph) else ImplicitGraph(graph, Gaussian(1.0)).points
@@ -131,8 +133,8 @@ def interpolate(
         )
     assert series is not None
     noise = selection.noise if noise is None and selection is not None else noise
-    if tol is None:  # an error of the kernel acts like noise
-        tol = TOL if noise is None else max(1e-9, min(TOL, 0.1 * noise))
+    if tol is None:
+        tol = TOL_OF_SUMS if noise is None else max(1e-9, min(TOL, 0.1 * noise))
     words = {"features": features, "walks": walks, "tol": tol, "num_features": num_features}
     if rule == "gp":
         assert noise is not None

@@ -35,9 +35,10 @@ RULES = ("gp", "paper", "normalized")
 PATCH, PATCHES = 1000, 3
 # Lengthscales are in units of the distance to the sixth neighbour, about the spacing of a surface.
 NEIGHBOR = 6
-NOISES = (1e-6, 1e-4, 1e-3, 1e-2, 3e-2, 1e-1)
+# As the noise grows the GP's directions become those of the paper's rule, which is best where normals jump.
+NOISES = (1e-6, 1e-4, 1e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0)
 # Conjugate gradients take hundreds of steps at less noise, for the same score.
-NOISES_IF_LARGE = (1e-2, 3e-2, 1e-1)
+NOISES_IF_LARGE = (1e-2, 3e-2, 1e-1, 3e-1, 1.0)
 # From here on a graph is too large for eigenvalues, and lists want short lengthscales.
 LARGE = 2000
 
@@ -70,9 +71,9 @@ def candidates(points: Tensor) -> list[Setting]:
     logarithmic Laplacian, for which eigenvalues are affordable."""
     unit = neighbor_distance(points.detach().cpu().numpy(), NEIGHBOR)
     found: list[Setting] = []
-    for multiple in (0.35, 0.5, 0.7, 1.0):
+    for multiple in (0.35, 0.5, 0.7, 1.0, 1.5):
         edge = Gaussian(multiple * unit)
-        found += [(edge, Diffusion(time)) for time in (3.0, 6.0, 12.0, 25.0, 50.0)]
+        found += [(edge, Diffusion(time)) for time in (1.0, 3.0, 6.0, 12.0, 25.0, 50.0)]
     if len(points) <= LARGE:
         for multiple in (1.0, 2.0, 4.0, 6.0, 9.0):
             edge = Gaussian(multiple * unit)

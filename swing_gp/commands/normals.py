@@ -67,8 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     if not 0 < arguments.mask < 1:
-        raise UsageError(f"--mask must lie between 0 and 1, both excluded, got {arguments.mask:g}: some vertices must be hidden and "
-                         "some known.")  # fmt: skip
+        raise UsageError(f"--mask must lie between 0 and 1, both excluded, got {arguments.mask:g}: hide some, know some.")
     for name in ("lengthscale", "time", "nu", "kappa", "noise", "tol", "num_features"):
         value = getattr(arguments, name)
         if value is not None and not value > 0:
@@ -154,9 +153,7 @@ def _describe(mesh: Mesh, normals: VertexNormals, known: Tensor, masked: Tensor)
     print(f"mesh      {mesh.name}: {mesh.num_vertices:,} vertices, {len(mesh.faces):,} faces")
     without = int((~normals.valid).sum())
     if normals.degenerate_faces or without:
-        print(
-            f"          {normals.degenerate_faces:,} faces without an area and {without:,} vertices without a normal are left out"
-        )
+        print(f"          left out: {normals.degenerate_faces:,} faces without an area, {without:,} vertices without a normal")
     print(f"known     {len(known):,} vertices; masked {len(masked):,}", flush=True)
 
 
