@@ -12,7 +12,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $(READY)
 
-demo: $(READY)  ## the main job: a kernel product, a solve and a picture, into demo_output/
+demo: $(READY)  ## the main job: normals of two meshes and a regression, with pictures and reports, into demo_output/
 	$(BIN)/python -m benchmarks.demo --out demo_output
 
 test: $(READY) lint  ## lint, types and tests
@@ -31,6 +31,7 @@ benchmarks: $(READY)  ## every benchmark in its quick size, into results/
 	$(BIN)/python -m benchmarks.training --quick
 	$(BIN)/python -m benchmarks.grid_gp --quick
 	$(BIN)/python -m benchmarks.regression --quick
+	$(BIN)/python -m benchmarks.normals --quick
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache demo_output results

@@ -11,6 +11,7 @@ Without the folder of meshes, and with --quick, procedural meshes and a terrain 
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
 import time
 import warnings
@@ -94,6 +95,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="two masks of two small procedural meshes")
     parser.add_argument("--masks", type=int, default=10, help="masks of a mesh, at most (%(default)s)")
+    parser.add_argument("--resume", action="store_true", help="keep the times that are in the results already")
     parser.add_argument("--meshes", type=Path, default=Path("../shared/data/meshes"), help="a folder (%(default)s)")
     parser.add_argument("--out", type=Path, default=Path("results/normals"), help="where the results go (%(default)s)")
     arguments = parser.parse_args()
@@ -101,9 +103,14 @@ def main() -> None:
     found = meshes(arguments.meshes, quick=arguments.quick)
     masks = 2 if arguments.quick else arguments.masks
     arguments.out.mkdir(parents=True, exist_ok=True)
-    with ResultsFile(arguments.out / "results.json", {"machine": machine_info(), "mask": MASK}) as results:
+    path = arguments.out / "results.json"
+    content: dict[str, Any] = {"machine": machine_info(), "mask": MASK}
+    if arguments.resume and path.exists():
+        content["times"] = json.loads(path.read_text())["times"]
+    with ResultsFile(path, content) as results:
         timed = [mesh for mesh in found if arguments.quick or mesh.num_vertices >= TIMED_FROM]
-        for mesh in (bar := tqdm(timed, desc="times", unit="mesh")):
+        have = {row["mesh"] for row in results.content.get("times", [])}
+        for mesh in (bar := tqdm([mesh for mesh in timed if mesh.name not in have], desc="times", unit="mesh")):
             bar.set_postfix_str(mesh.name)
             for row in isolated(mesh):
                 results.append("times", row)

@@ -84,7 +84,14 @@ class Task:
 
     def select(self, settings: list, rule: str, normalization: str | None = "symmetric") -> Selection:
         return select(
-            self.points, self.known, self.values, rule=rule, criterion="cosine", settings=settings, normalization=normalization
+            self.points,
+            self.known,
+            self.values,
+            rule=rule,
+            criterion="cosine",
+            centered=False,
+            settings=settings,
+            normalization=normalization,
         )
 
     @cached_property
@@ -153,10 +160,10 @@ def smoothing(task: Task) -> Tensor:
 def exact_rbf(task: Task) -> Tensor:
     task.check(40_000, "a dense Cholesky factor")
     edge, noise = task.rbf.graph.edge, task.rbf.noise
-    seen, offset = task.points[task.known], task.values.mean(0)
+    seen = task.points[task.known]
     factor = torch.linalg.cholesky(edge.weights(seen, seen) + noise * torch.eye(len(seen), dtype=seen.dtype))
-    weights = torch.cholesky_solve(task.values - offset, factor)
-    return torch.cat([offset + edge.weights(block, seen) @ weights for block in task.points.split(2000)])
+    weights = torch.cholesky_solve(task.values, factor)
+    return torch.cat([edge.weights(block, seen) @ weights for block in task.points.split(2000)])
 
 
 # The paper's baselines
@@ -277,7 +284,7 @@ def collapsed(task: Task, features: str, **words: Any) -> Tensor:
 
 
 def default(task: Task, rule: str) -> Tensor:
-    return interpolate(task.points, task.known, task.values, rule=rule, criterion="cosine").values
+    return interpolate(task.points, task.known, task.values, rule=rule, criterion="cosine", centered=False).values
 
 
 METHODS: dict[str, Callable[[Task], Tensor]] = {

@@ -20,6 +20,9 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
+from swing_gp import pictures
+from swing_gp.files import whole_file
+
 __all__ = ["ResultsFile", "machine_info", "markdown_table", "options", "save_figure", "write_atomically", "write_report"]
 
 
@@ -41,27 +44,16 @@ def write_report(out: Path, results: Any, header: Sequence[str], lines: Sequence
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write beside the target, then rename: a reader, or an interrupted run, never sees half a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with whole_file(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def save_figure(figure: Figure, path: Path, dpi: int = 110) -> None:
     """Write a figure as PNG, whole or not at all, and let it go."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        figure.savefig(temporary, dpi=dpi, format="png")
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+        pictures.save_figure(figure, path, dpi)
     finally:
         plt.close(figure)
 

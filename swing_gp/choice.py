@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from swing_gp.edges import Gaussian
-from swing_gp.expansions import chebyshev_coefficients
 from swing_gp.features.grid import FourierGrid, count_modes
 from swing_gp.features.landmarks import AccuracyWarning, LandmarkFeatures, select_landmarks
 from swing_gp.features.named import NUM_FEATURES, default_tol, make_features
@@ -108,8 +107,7 @@ def choose_features(
     """The cheapest feature map for a collapsed kernel at a relative error of ``tol``; the rest is as of ``make_features``."""
     if graph.normalization:
         series.check_spectrum(graph.spectrum, psd=graph.normalization != "random_walk")
-    steep = bool(graph.normalization) and is_steep(series, graph.spectrum)
-    if steep and graph.num_nodes <= ONE_BLOCK:
+    if series.steep and graph.num_nodes <= ONE_BLOCK:
         return _all_landmarks(graph, tol, num_features, generator)
     terms = len(series.chebyshev(graph.spectrum, 0.1 * tol)) if graph.normalization else RAW_TERMS
     most = NUM_FEATURES if num_features is None else num_features
@@ -124,7 +122,7 @@ def choose_features(
         notes.append(f"a list would hold {average:.0f} neighbours a node")
     if (modes := count_modes(graph, tol)) is not None:
         costs["grid"] = _grid_cost(graph, modes, terms)
-    if graph.edge.positive_definite and not steep:
+    if graph.edge.positive_definite and not series.steep:
         best = min(costs.values(), default=math.inf)
         affordable = bisect.bisect(range(1, most + 1), best, key=lambda number: _landmark_cost(graph.num_nodes, number))
         number, residual = 0, 1.0
@@ -154,12 +152,6 @@ def choose_features(
         notes.insert(0, f"the cheapest of {', '.join(f'{name} ({cost:.2g} s)' for name, cost in costs.items())}")
         return features, Choice(method, "; ".join(notes), tol, known_error(features), repr(features), costs)
     return _fallback(graph, tol, most, generator, notes)
-
-
-@torch.no_grad()
-def is_steep(series: Series, spectrum: tuple[float, float]) -> bool:
-    """Whether g changes so fast somewhere that a small error of W is not a small error of g: no moderate polynomial follows."""
-    return chebyshev_coefficients(series, spectrum, 1e-8, 512, series.degree) is None
 
 
 def _all_landmarks(

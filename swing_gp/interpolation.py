@@ -3,7 +3,8 @@ r"""Interpolation on implicit graphs: values known at some nodes, wanted at all.
 Three rules with one kernel K, for values F at known nodes j:
 
 =================  =====================================================================================================
-``"gp"``           the posterior mean of a Gaussian process, :math:`m + K_{ij} (K_{jj} + \sigma^2 I)^{-1} (F_j - m)`
+``"gp"``           the posterior mean of a Gaussian process, :math:`m + K_{ij} (K_{jj} + \sigma^2 I)^{-1} (F_j - m)`, with the
+                   mean m of the known values, or 0
 ``"paper"``        :math:`\sum_j K_{ij} F_j`: right for directions, wrong in scale for anything else
 ``"normalized"``   :math:`\sum_j K_{ij} F_j / \sum_j K_{ij}`: a weighted mean
 =================  =====================================================================================================
@@ -87,6 +88,7 @@ def interpolate(
     rule: str = "gp",
     noise: float | None = None,
     criterion: str = "rmse",
+    centered: bool = True,
     features: str = "auto",
     walks: Walks | None = None,
     tol: float | None = None,
@@ -105,6 +107,8 @@ def interpolate(
     :param rule: see above. The GP needs a symmetric positive semi-definite kernel; walks are one with ``sides=2``.
     :param noise: for the GP, the noise variance over the mean prior variance of the known nodes.
     :param criterion: what to choose by: ``"rmse"``, ``"cosine"`` for directions, or for the GP ``"likelihood"``.
+    :param centered: for the GP, whether its mean is that of the known values. No for directions: then, far from all known nodes
+        and as the noise grows, it points where the paper's rule does.
     :param features: as of :func:`~swing_gp.graph_kernel`, and so are ``walks``, ``num_features`` and ``seed``.
     :param tol: relative error of the kernel to aim for; by default 1e-4 for the GP, a tenth of its noise where that is less,
         and 1e-10 for sums.
@@ -123,14 +127,13 @@ def interpolate(
     columns = values if values.dim() == 2 else values.unsqueeze(-1)
     selection = None
     if not isinstance(graph, ImplicitGraph):
-        selection = select(points, known, columns, rule=rule, criterion=criterion, progress=progress)
+        selection = select(points, known, columns, rule=rule, criterion=criterion, centered=centered, progress=progress)
         graph, series = selection.graph, selection.series
     elif rule == "gp" and noise is None:
         assert series is not None
         settings = [(graph.edge, series)]
-        selection = select(
-            points, known, columns, criterion=criterion, settings=settings, normalization=graph.normalization, progress=progress
-        )
+        words = {"criterion": criterion, "centered": centered, "progress": progress, "normalization": graph.normalization}
+        selection = select(points, known, columns, settings=settings, **words)  # type: ignore[arg-type]
     assert series is not None
     noise = selection.noise if noise is None and selection is not None else noise
     if tol is None:
@@ -138,7 +141,8 @@ def interpolate(
     words = {"features": features, "walks": walks, "tol": tol, "num_features": num_features}
     if rule == "gp":
         assert noise is not None
-        posterior = _Posterior(graph, series, known, columns, noise, seed=seed, **words)
+        offset = columns.mean(0) if centered else torch.zeros_like(columns[0])
+        posterior = _Posterior(graph, series, known, columns, offset, noise, seed=seed, **words)
         found = posterior.mean().reshape(len(points), *values.shape[1:])
         return Interpolation(found, rule, graph, series, noise, posterior.info, selection, _posterior=posterior)
     operator = graph_kernel(graph, series, seed=seed, **words)  # type: ignore[arg-type]
@@ -165,12 +169,19 @@ class _Posterior:
     """A GP with fixed hyper-parameters, through the kernels and the prediction strategy of this package."""
 
     def __init__(
-        self, graph: ImplicitGraph, series: Series, known: Tensor, columns: Tensor, noise: float, **words: Any
+        self,
+        graph: ImplicitGraph,
+        series: Series,
+        known: Tensor,
+        columns: Tensor,
+        offset: Tensor,
+        noise: float,
+        **words: Any,
     ) -> None:
         kernel = _FixedKernel(graph, series, **words)
         kernel.requires_grad_(False)
         self.nodes = torch.arange(graph.num_nodes).unsqueeze(-1)
-        self.offset = columns.mean(0)
+        self.offset = offset
         centred = (columns - self.offset).mT.contiguous()
         with torch.no_grad():
             sample = known[torch.randperm(len(known), generator=torch.Generator().manual_seed(0))[:200]]

@@ -32,7 +32,7 @@ class LogMatern(Series):
     :param nu: the smoothness.
     :param kappa: the range, in units in which the Laplacian of the lengthscale is one: correlations reach about
         :math:`\kappa\, l / \sqrt 2` along the surface.
-    :param floor: :math:`\varepsilon`; eigenvalues of the walk below it count as noise. At 1e-10 the lengthscale may be many
+    :param floor: :math:`\varepsilon`; eigenvalues of the walk below it count as noise. At 1e-12 the lengthscale may be many
         times the spacing of the nodes, and the kernel goes through eigenvalues, which takes landmarks (as many as there are
         nodes on graphs of up to 2,000). As a polynomial, on lists and grids, it takes a degree of about
         :math:`8/\sqrt\varepsilon`: use 1e-3 to 1e-2 there, and lengthscales of one or two spacings.
@@ -40,7 +40,7 @@ class LogMatern(Series):
     The Taylor series about zero converges up to :math:`\varepsilon` only, so there are no walks for it.
     """
 
-    def __init__(self, nu: float | Tensor = 3.0, kappa: float | Tensor = 3.0, floor: float = 1e-10) -> None:
+    def __init__(self, nu: float | Tensor = 3.0, kappa: float | Tensor = 3.0, floor: float = 1e-12) -> None:
         self.nu = as_parameter("nu", nu)
         self.kappa = as_parameter("kappa", kappa)
         self.floor = check_interval("floor", floor, 0, 1)
@@ -85,6 +85,14 @@ class LogMatern(Series):
         # g(x) / g(0) - 1, without the difference
         growth = torch.expm1(-nu * torch.log1p(-fall / start)) / safe
         return start.pow(-nu) * torch.where(small, slope.expand_as(growth), growth)
+
+    @property
+    def steep(self) -> bool:  # type: ignore[override]
+        return self.floor < 1e-4
+
+    def coupling(self, loops: Tensor) -> Tensor | None:
+        """None: eigenvalues and loops lie many floors above zero, where first order says nothing."""
+        return None
 
     def coefficients(self, number: int) -> Tensor:
         """The Taylor coefficients about zero, by the recurrence for a power of a series; they grow like floor^-k."""

@@ -170,7 +170,7 @@ def _read_with_trimesh(path: Path) -> tuple[np.ndarray, np.ndarray]:
             f"{path}: cannot be read as {path.suffix[1:].upper()}; it is damaged or of another format ({error})."
         ) from error
     if len(vertices) == 0:
-        raise MeshError(f"{path}: no vertices found; the file is empty, damaged or of another format.")
+        raise MeshError(f"{path}: no triangles found; the file is empty, damaged, holds points alone or is of another format.")
     return vertices, faces.reshape(-1, 3) if faces.size == 0 else faces
 
 

@@ -3,8 +3,8 @@ r"""Choosing lengthscale, series and noise from the known values alone.
 Every known node is left out in turn and predicted from the others: with the covariance A = K + noise of the known nodes the
 GP's prediction without node i is :math:`y_i - [A^{-1} y]_i / [A^{-1}]_{ii}`, and the rule of the paper leaves out one term of
 its sum. So a whole grid of settings is scored without a single refit. Kernels are local: on large graphs the scores come from
-a few patches, each a node and its nearest ones with all their unknown nodes between them, so that densities are the true ones.
-Nothing larger than a patch is ever dense.
+a few patches, boxes with all their known and unknown nodes, so that densities are the true ones. Nothing larger than a patch is
+ever dense.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import scipy.spatial
 import torch
 from torch import Tensor
 
@@ -32,7 +31,7 @@ __all__ = ["CRITERIA", "Selection", "candidates", "select"]
 CRITERIA = ("rmse", "cosine", "likelihood")
 RULES = ("gp", "paper", "normalized")
 # Patches: at most this many nodes are dense at a time, and a large graph is seen through this many patches.
-PATCH, PATCHES = 1000, 3
+PATCH, PATCHES = 1000, 4
 # Lengthscales are in units of the distance to the sixth neighbour, about the spacing of a surface.
 NEIGHBOR = 6
 # As the noise grows the GP's directions become those of the paper's rule, which is best where normals jump.
@@ -90,6 +89,7 @@ def select(
     *,
     rule: str = "gp",
     criterion: str = "rmse",
+    centered: bool = True,
     settings: Sequence[Setting] | None = None,
     normalization: str | None = "symmetric",
     noises: Sequence[float] | None = None,
@@ -103,6 +103,7 @@ def select(
     :param rule: which rule will be used: ``"gp"``, ``"paper"`` or ``"normalized"``.
     :param criterion: ``"rmse"``, or ``"cosine"`` where values are directions; for the GP also ``"likelihood"``, with the
         amplitude that makes it largest.
+    :param centered: for the GP, whether the mean of the known values is its mean; no for directions.
     :param settings: pairs of an edge function and a series; :func:`candidates` by default.
     :param normalization: as of :class:`~swing_gp.ImplicitGraph`.
     :param noises: noise variances to try, over the mean prior variance.
@@ -128,7 +129,7 @@ def select(
     by_edge: dict[EdgeFunction, list[int]] = {}  # one decomposition serves all series
     for position, (edge, _) in enumerate(tried):
         by_edge.setdefault(edge, []).append(position)
-    offset = values.double().mean(0) if rule == "gp" else torch.zeros(values.shape[1], dtype=torch.float64)
+    offset = values.double().mean(0) if rule == "gp" and centered else torch.zeros(values.shape[1], dtype=torch.float64)
     work: Any = [(patch, edge) for patch in patches for edge in by_edge]
     if progress:
         from tqdm import tqdm
@@ -150,18 +151,30 @@ def select(
 
 def _patches(points: Tensor, known: Tensor, values: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Points, and which of them are known with which values: all, or a few neighbourhoods."""
-    if len(points) <= PATCH:
-        yield points, known, values
-        return
-    tree = scipy.spatial.cKDTree(points.cpu().numpy())
     place = torch.full((len(points),), -1, dtype=torch.long)
     place[known] = torch.arange(len(known))
-    centers = known[torch.randperm(len(known), generator=torch.Generator().manual_seed(0))[:PATCHES]]
-    for center in centers:
-        _, nodes = tree.query(points[center].cpu().numpy(), k=PATCH)
-        nodes = torch.from_numpy(nodes)
+    boxes = list(_boxes(points, torch.arange(len(points))))
+    order = torch.randperm(len(boxes), generator=torch.Generator().manual_seed(0)).tolist()
+    # Two known nodes at least: one is left out, the other predicts it.
+    useful = [boxes[i] for i in order if int((place[boxes[i]] >= 0).sum()) > 1][:PATCHES]
+    if not useful:
+        raise ValueError(
+            f"{len(known)} known of {len(points):,} nodes are too few to choose settings by: give a graph, a series and noise."
+        )
+    for nodes in useful:
         inside = place[nodes] >= 0
         yield points[nodes], inside.nonzero().squeeze(-1), values[place[nodes][inside]]
+
+
+def _boxes(points: Tensor, nodes: Tensor) -> Iterator[Tensor]:
+    """Halve the longest side until a box holds no more than a patch; together the boxes hold every node once."""
+    if len(nodes) <= PATCH:
+        yield nodes
+        return
+    inside = points[nodes]
+    axis = int((inside.amax(0) - inside.amin(0)).argmax())
+    for half in nodes[inside[:, axis].argsort()].tensor_split(2):
+        yield from _boxes(points, half)
 
 
 def _decompose(points: Tensor, edge: EdgeFunction, normalization: str | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -53,9 +53,11 @@ class Series(ABC):
     :ivar degree: the degree where the series is a polynomial, else None.
     :ivar radius: the radius of convergence of the coefficients.
     :ivar nonnegative: the interval of eigenvalues on which g is non-negative, so that K is PSD there.
+    :ivar steep: whether g changes so fast near zero that a small error of the graph is not a small error of the kernel.
     """
 
     degree: int | None = None
+    steep: bool = False
 
     @property
     @abstractmethod
@@ -95,6 +97,12 @@ class Series(ABC):
     def second_remainder(self, eigenvalues: Tensor) -> Tensor:
         r""":math:`h_2(\lambda) = (h(\lambda) - \alpha_1) / \lambda`, with full accuracy near zero."""
         return self._divided(self.remainder, 2, eigenvalues)
+
+    def coupling(self, loops: Tensor) -> Tensor | None:
+        r"""By what a self-loop of its own scales the ties of a node to all others: :math:`h(\ell) / h(0)`, exact to first order
+        in eigenvalues; None where h(0) = 0."""
+        slope = self.coefficients(2)[1]
+        return self.remainder(loops) / slope.to(loops) if slope.item() != 0 else None
 
     def _divided(self, before: Callable[[Tensor], Tensor], order: int, eigenvalues: Tensor) -> Tensor:
         """The function with coefficients from ``order`` on, given the one with one coefficient more."""

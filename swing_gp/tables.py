@@ -49,25 +49,18 @@ def _read_csv(path: Path) -> dict[str, np.ndarray]:
     names = [name.strip() for name in rows[0]]
     if len(set(names)) != len(names):
         raise TableError(f"{path}: two columns have one name in the first line.")
-    values = np.empty((len(rows) - 1, len(names)))
+    columns: dict[str, list[float] | None] = {name: [] for name in names}
     for line, row in enumerate(rows[1:], start=2):
         if len(row) != len(names):
             raise TableError(f"{path}, line {line}: {len(row)} cells, but {len(names)} columns in the first line.")
-        for column, cell in enumerate(row):
-            values[line - 2, column] = _number(cell)
-    # A column of words is not one of numbers with gaps: it is left out, and asking for it by name says what is there.
-    return {name: values[:, i] for i, name in enumerate(names) if not np.isnan(values[:, i]).all() or not _words(rows[1:], i)}
-
-
-def _number(cell: str) -> float:
-    try:
-        return float(cell) if cell.strip() else np.nan
-    except ValueError:
-        return np.nan
-
-
-def _words(rows: Sequence[Sequence[str]], column: int) -> bool:
-    return any(row[column].strip() for row in rows)
+        for name, cell in zip(names, row, strict=True):
+            values = columns[name]
+            try:
+                if values is not None:
+                    values.append(float(cell) if cell.strip() else np.nan)
+            except ValueError:
+                columns[name] = None  # a column of words; asking for it by name says which there are
+    return {name: np.array(values) for name, values in columns.items() if values is not None}
 
 
 def _read_npz(path: Path) -> dict[str, np.ndarray]:

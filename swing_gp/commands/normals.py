@@ -134,6 +134,7 @@ def _interpolate(arguments: argparse.Namespace, points: Tensor, known: Tensor, v
     words: dict[str, Any] = {
         "rule": arguments.rule,
         "criterion": "cosine",
+        "centered": False,
         "features": arguments.features,
         "num_features": arguments.num_features,
         "tol": arguments.tol,

@@ -158,9 +158,9 @@ def _save_predictions(
     use = np.full(len(place), "predicted", dtype=object)
     use[place < 0] = "no inputs"
     use[parts[0]], use[parts[1]] = "train", "held out"
-    columns: dict = {name: ["" if np.isnan(value) else f"{value:.9g}" for value in table[name]] for name in names}
+    columns: dict = {name: ["" if np.isnan(value) else repr(float(value)) for value in table[name]] for name in names}
     columns["use"] = list(use)
     for column, name in enumerate(targets):
         for label, values in (("mean", mean), ("std", deviation)):
-            columns[f"{name}_{label}"] = ["" if i < 0 else f"{values[i, column]:.9g}" for i in place]
+            columns[f"{name}_{label}"] = ["" if i < 0 else repr(float(values[i, column])) for i in place]
     save_table(path, columns)

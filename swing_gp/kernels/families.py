@@ -156,7 +156,7 @@ class LogMaternKernel(GraphKernel):
         *,
         nu: float = 3.0,
         kappa: float = 3.0,
-        floor: float = 1e-10,
+        floor: float = 1e-12,
         kappa_prior: Prior | None = None,
         kappa_constraint: Interval | None = None,
         **kwargs: Any,

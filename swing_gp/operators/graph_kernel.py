@@ -181,11 +181,10 @@ def _closed_form(features: DenseFeatures, series: Series) -> FeatureKernelLinear
 
 def _loops(residual: Tensor | None, series: Series) -> tuple[Tensor | None, Tensor]:
     """For self-loops of the given strength: what they scale the rows of the factor by, and the diagonal of the kernel."""
-    diag, slope = series.coefficients(2).split(1)
     if residual is None:
-        return None, diag
+        return None, series.coefficients(1)
     loops = residual.double()
-    return (series.remainder(loops) / slope.to(loops) if slope.item() != 0 else None), series(loops)
+    return series.coupling(loops), series(loops)
 
 
 @torch.no_grad()

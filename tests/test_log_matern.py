@@ -1,0 +1,104 @@
+"""The logarithmic Laplacian against the Laplacian it stands for."""
+
+import math
+
+import pytest
+import torch
+from oracles import cloud, dense_adjacency, relative
+
+from swing_gp import Diffusion, Gaussian, ImplicitGraph, Laplace, LogMatern, LogMaternKernel, Walks, graph_kernel
+
+
+def circle(number):
+    angle = 2 * math.pi * torch.arange(number, dtype=torch.float64) / number
+    return torch.stack([angle.cos(), angle.sin()], -1)
+
+
+def dense(graph, series):
+    eigenvalues, vectors = torch.linalg.eigh(dense_adjacency(graph))
+    base = 2 * series.nu / series.kappa**2 - torch.log((eigenvalues.clamp_min(0) + series.floor) / (1 + series.floor))
+    return (vectors * base.pow(-series.nu)) @ vectors.mT
+
+
+def test_on_a_circle_it_is_the_matern_kernel_of_the_circle():
+    # Laplace-Beltrami has the eigenvalues k^2; the kernel is that of (2 nu / kappa^2 + l^2 k^2 / 2)^-nu
+    number, lengthscale = 400, 0.1
+    graph = ImplicitGraph(circle(number), Gaussian(lengthscale))
+    series = LogMatern(2.0, 3.0)
+    operator = graph_kernel(graph, series)
+    nodes = torch.arange(number, dtype=torch.float64)
+    for frequency in (0, 1, 5, 12):
+        wave = torch.cos(2 * math.pi * frequency * nodes / number)
+        truth = (4 / 9 + 0.5 * (lengthscale * frequency) ** 2) ** -2.0
+        # the chord is shorter than the arc, by an order of l^2
+        assert float((operator @ wave)[0]) == pytest.approx(truth, rel=0.02)
+    # where I - A has long ended at 1: the diffusion kernel cannot tell these frequencies apart, this one can
+    ratio = [float((operator @ torch.cos(2 * math.pi * k * nodes / number))[0]) for k in (40, 60)]
+    assert ratio[0] / ratio[1] > 1.5
+    plain = graph_kernel(graph, Diffusion(5.0))
+    flat = [float((plain @ torch.cos(2 * math.pi * k * nodes / number))[0]) for k in (40, 60)]
+    assert flat[0] / flat[1] < 1.01
+
+
+@pytest.mark.parametrize(("features", "floor"), [("auto", 1e-12), ("auto", 1e-2), ("neighbors", 1e-2), ("grid", 1e-2)])
+def test_routes_agree_with_eigenvalues(features, floor):
+    graph = ImplicitGraph(cloud(300, 2), Gaussian(0.15))
+    series = LogMatern(2.5, 2.0, floor)
+    operator = graph_kernel(graph, series, features=features)
+    assert relative(operator.to_dense(), dense(graph, series)) < 1e-5
+    if floor == 1e-12:
+        assert (operator.info.method, "steep" in operator.info.reason) == ("landmarks", True)
+
+
+def test_what_it_cannot_do_is_refused():
+    large = ImplicitGraph(cloud(2100, 2), Gaussian(0.15))
+    with pytest.raises(ValueError, match="degree above 4096"):
+        graph_kernel(large, LogMatern(2.0, 1.0, 1e-14))
+    small = ImplicitGraph(cloud(50, 2), Gaussian(0.3))
+    with pytest.raises(ValueError, match=r"diverges on this graph.*walks=None"):
+        graph_kernel(small, LogMatern(), walks=Walks(4, sides=1))
+    with pytest.raises(ValueError, match="is defined for eigenvalues from 0"):
+        graph_kernel(ImplicitGraph(cloud(50, 2), Gaussian(0.3), None), LogMatern(), features="landmarks")
+    with pytest.raises(ValueError, match="floor must lie strictly between 0 and 1"):
+        LogMatern(floor=0.0)
+    with pytest.raises(ValueError, match="nu must be positive"):
+        LogMatern(nu=-1.0)
+    # any positive-definite edge will do
+    graph = ImplicitGraph(cloud(50, 2), Laplace(0.3))
+    assert relative(graph_kernel(graph, LogMatern()).to_dense(), dense(graph, LogMatern())) < 1e-4
+
+
+def test_small_eigenvalues_lose_no_digits():
+    series = LogMatern(3.0, 2.0)
+    x = torch.tensor([0.0, 1e-30, 1e-22, 1e-14, 1e-10, 1e-3, 1.0], dtype=torch.float64)
+    origin, slope = series.coefficients(2)
+    assert float(series(x[:1])) == pytest.approx(float(origin), rel=1e-14)
+    remainder = series.remainder(x)
+    torch.testing.assert_close(remainder[:3], slope.expand(3), rtol=1e-10, atol=0)
+    torch.testing.assert_close(remainder[3:] * x[3:] + origin, series(x[3:]), rtol=1e-12, atol=0)
+    mild = LogMatern(2.0, 1.5, 0.3)
+    near = torch.tensor([0.02, 0.05], dtype=torch.float64)
+    terms = sum(a * near**k for k, a in enumerate(mild.coefficients(20)))
+    torch.testing.assert_close(terms, mild(near), rtol=1e-12, atol=0)
+
+
+def test_gradients_in_its_parameters():
+    graph = ImplicitGraph(cloud(30, 2), Gaussian(0.3))
+    v = torch.randn(30, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def product(nu, kappa):
+        return graph_kernel(graph, LogMatern(nu, kappa, 1e-4), features="landmarks") @ v
+
+    start = (torch.tensor(2.0, dtype=torch.float64), torch.tensor(1.5, dtype=torch.float64))
+    assert torch.autograd.gradcheck(product, tuple(t.requires_grad_() for t in start))
+
+
+def test_as_a_gpytorch_kernel():
+    points = cloud(100, 2)
+    kernel = LogMaternKernel(points, nu=2.0, kappa=1.5, lengthscale=0.2)
+    nodes = torch.arange(0, 100, 3)
+    truth = dense(ImplicitGraph(points, Gaussian(0.2)), LogMatern(2.0, 1.5))
+    assert relative(kernel(nodes).to_dense(), truth[nodes][:, nodes]) < 1e-4
+    assert relative(kernel(points[nodes], points).to_dense(), truth[nodes]) < 1e-4
+    kernel.kappa = 3.0
+    assert float(kernel.series().kappa) == pytest.approx(3.0)
