@@ -44,7 +44,7 @@ def knotted_tube(along: int = 400, around: int = 24) -> Mesh:
     ids = np.arange(along * around).reshape(along, around)
     a, b = ids, np.roll(ids, -1, 0)
     c, d = np.roll(b, -1, 1), np.roll(ids, -1, 1)
-    corners = [np.stack([part.reshape(-1) for part in face], -1) for face in ((a, b, c), (a, c, d))]
+    corners = [np.stack([part.reshape(-1) for part in face], -1) for face in ((a, c, b), (a, d, c))]  # outwards
     return Mesh(vertices, np.concatenate(corners), "knotted_tube")
 
 

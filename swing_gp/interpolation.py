@@ -124,6 +124,8 @@ def interpolate(
         raise ValueError(f"noise must be positive and belongs to rule='gp', got {noise!r} with rule={rule!r}.")
     if rule == "gp" and walks is not None and walks.sides == 1:
         raise ValueError("rule='gp' needs a symmetric kernel, and one-sided walks give none: use Walks(sides=2).")
+    if rule == "gp" and isinstance(graph, ImplicitGraph) and graph.normalization == "random_walk":
+        raise ValueError("rule='gp' needs a covariance, and normalization='random_walk' gives none; use 'symmetric'.")
     columns = values if values.dim() == 2 else values.unsqueeze(-1)
     selection = None
     if not isinstance(graph, ImplicitGraph):

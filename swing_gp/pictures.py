@@ -115,7 +115,8 @@ def normals_picture(
     draw_mesh(axes[2], mesh, colors.to_rgba(angles), view)
     axes[2].set_title("where it is wrong", fontsize=10)
     figure.colorbar(colors, ax=axes[2], shrink=0.75, extend="max", label="degrees between true and predicted")
-    bins = np.linspace(0, 180, 61) if worst > 60 else np.linspace(0, 90, 61)
+    reach = [np.percentile(values, 99) for values in (angles[masked], baseline) if values is not None]
+    bins = np.linspace(0, float(np.clip(1.2 * max(reach), 5, 180)), 61)
     axes[3].hist(angles[masked], bins, color="#3b528b", label=f"predicted, median {np.median(angles[masked]):.1f}°")
     if baseline is not None:
         label = f"nearest known, median {np.median(baseline):.1f}°"

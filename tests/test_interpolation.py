@@ -65,12 +65,14 @@ def test_deviations_are_those_of_the_posterior(features):
     assert interpolate(graph, known, values[known, 0], series, noise=noise, features=features, **words).std.shape == (200,)
 
 
-def test_points_alone_have_everything_chosen():
-    points, known, values = problem(400, 100)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_points_alone_have_everything_chosen(dtype):
+    points, known, values = (part.to(dtype) if part.is_floating_point() else part for part in problem(400, 100))
     hidden = torch.ones(400, dtype=torch.bool)
     hidden[known] = False
     found = interpolate(points, known, values[known])
     assert found.selection is not None
+    assert found.values.dtype == dtype
     assert relative(found.values[hidden], values[hidden]) < 0.02
     # deviations mean what they say, to a factor: the errors of a smooth function are smaller
     score = ((found.values - values)[hidden] / found.std[hidden]).square().mean().sqrt()
@@ -149,6 +151,7 @@ def test_the_logarithmic_laplacian_is_kept_to_its_last_eigenvalue():
         ({"noise": -1.0}, "noise must be positive"),
         ({"rule": "paper", "noise": 0.1}, "belongs to rule='gp'"),
         ({"series": None}, "series must be given with an ImplicitGraph"),
+        ({"graph": ImplicitGraph(cloud(200, 2), Gaussian(0.2), "random_walk")}, "needs a covariance"),
         ({"graph": torch.full((200, 2), float("nan"))}, "points must be finite"),
     ],
 )
@@ -160,7 +163,7 @@ def test_bad_input(change, message):
         "series": Diffusion(1.0),
         **change,
     }
-    if "graph" in change:
+    if torch.is_tensor(words["graph"]):
         words["series"] = None
     with pytest.raises(ValueError, match=message):
         interpolate(**words)
