@@ -48,19 +48,9 @@ def main() -> int:
     jobs = []
     for mesh in (terrain(), knotted_tube()):
         jobs.append(["normals", str(save(mesh, out / "data")), "--out", str(out / mesh.name)])
-    options = [
-        "--x",
-        "east_km,north_km",
-        "--y",
-        "elevation_m",
-        "--kernel",
-        "log_matern",
-        "--num-features",
-        "512",
-        "--steps",
-        "60",
-    ]
-    jobs.append(["regress", str(sites(out / "data")), *options, "--out", str(out / "sites")])
+    columns = ["--x", "east_km,north_km", "--y", "elevation_m"]
+    model = ["--kernel", "log_matern", "--num-features", "512", "--steps", "60"]
+    jobs.append(["regress", str(sites(out / "data")), *columns, *model, "--out", str(out / "sites")])
     for job in jobs:
         print(f"\n$ swing-gp {' '.join(job)}", flush=True)
         if code := swing_gp(job):
