@@ -95,7 +95,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="two masks of two small procedural meshes")
     parser.add_argument("--masks", type=int, default=10, help="masks of a mesh, at most (%(default)s)")
-    parser.add_argument("--resume", action="store_true", help="keep the times that are in the results already")
+    parser.add_argument("--resume", action="store_true", help="keep what is in the results already")
     parser.add_argument("--meshes", type=Path, default=Path("../shared/data/meshes"), help="a folder (%(default)s)")
     parser.add_argument("--out", type=Path, default=Path("results/normals"), help="where the results go (%(default)s)")
     arguments = parser.parse_args()
@@ -106,7 +106,7 @@ def main() -> None:
     path = arguments.out / "results.json"
     content: dict[str, Any] = {"machine": machine_info(), "mask": MASK}
     if arguments.resume and path.exists():
-        content["times"] = json.loads(path.read_text())["times"]
+        content |= {key: rows for key, rows in json.loads(path.read_text()).items() if key in ("times", "scores")}
     with ResultsFile(path, content) as results:
         timed = [mesh for mesh in found if arguments.quick or mesh.num_vertices >= TIMED_FROM]
         have = {row["mesh"] for row in results.content.get("times", [])}
@@ -114,8 +114,9 @@ def main() -> None:
             bar.set_postfix_str(mesh.name)
             for row in isolated(mesh):
                 results.append("times", row)
+        scored = {(row["mesh"], row["seed"]) for row in results.content.get("scores", [])}
         jobs = [(mesh, seed) for mesh in found for seed in range(number_of_masks(mesh, masks))]
-        for mesh, seed in tqdm(jobs, desc="scores", unit="mask"):
+        for mesh, seed in tqdm([job for job in jobs if (job[0].name, job[1]) not in scored], desc="scores", unit="mask"):
             for row in score(mesh, seed):
                 results.append("scores", row)
     report(results.content, arguments.out)

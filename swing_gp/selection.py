@@ -30,8 +30,8 @@ __all__ = ["CRITERIA", "Selection", "candidates", "select"]
 
 CRITERIA = ("rmse", "cosine", "likelihood")
 RULES = ("gp", "paper", "normalized")
-# Patches: at most this many nodes are dense at a time, and a large graph is seen through this many patches.
-PATCH, PATCHES = 1000, 4
+# Graphs of up to this many nodes are seen whole, larger ones through this many patches of at most so many nodes.
+WHOLE, PATCHES, PATCH = 1000, 12, 600
 # Lengthscales are in units of the distance to the sixth neighbour, about the spacing of a surface.
 NEIGHBOR = 6
 # As the noise grows the GP's directions become those of the paper's rule, which is best where normals jump.
@@ -153,7 +153,8 @@ def _patches(points: Tensor, known: Tensor, values: Tensor) -> Iterator[tuple[Te
     """Points, and which of them are known with which values: all, or a few neighbourhoods."""
     place = torch.full((len(points),), -1, dtype=torch.long)
     place[known] = torch.arange(len(known))
-    boxes = list(_boxes(points, torch.arange(len(points))))
+    everything = torch.arange(len(points))
+    boxes = [everything] if len(points) <= WHOLE else list(_boxes(points, everything))
     order = torch.randperm(len(boxes), generator=torch.Generator().manual_seed(0)).tolist()
     # Two known nodes at least: one is left out, the other predicts it.
     useful = [boxes[i] for i in order if int((place[boxes[i]] >= 0).sum()) > 1][:PATCHES]

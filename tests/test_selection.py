@@ -8,7 +8,7 @@ from memory import peak_of
 from oracles import cloud, dense_adjacency, dense_kernel
 
 from swing_gp import Diffusion, Gaussian, ImplicitGraph, LogMatern, PowerSeries
-from swing_gp.selection import PATCH, _boxes, candidates, select
+from swing_gp.selection import PATCH, WHOLE, _boxes, candidates, select
 
 
 def problem(number=90, known=40, dim=2, seed=0):
@@ -101,7 +101,7 @@ def test_small_graphs_try_the_logarithmic_laplacian_and_large_ones_lists():
 
 
 def test_patches_hold_every_node_once_and_choose_as_the_whole_does():
-    points, known, values = problem(PATCH + 500, 400)
+    points, known, values = problem(WHOLE + 500, 400)
     boxes = list(_boxes(points, torch.arange(len(points))))
     assert max(len(box) for box in boxes) <= PATCH
     assert torch.cat(boxes).sort().values.tolist() == list(range(len(points)))
