@@ -125,7 +125,7 @@ TIMED = {
 
 
 def draw(scores: dict[str, dict[str, np.ndarray]], sizes: dict[str, int], times: list[dict[str, Any]], path: Path) -> None:
-    figure, (left, right) = plt.subplots(1, 2, figsize=(14, 5.2), layout="constrained", width_ratios=[1.3, 1])
+    figure, (left, right) = plt.subplots(1, 2, figsize=(14, 6), layout="constrained", width_ratios=[1.3, 1])
     names = sorted(scores, key=lambda mesh: sizes[mesh])
     for number, (method, (color, marker)) in enumerate(SHOWN.items()):
         have = [i for i, mesh in enumerate(names) if method in scores[mesh]]
@@ -149,11 +149,11 @@ def draw(scores: dict[str, dict[str, np.ndarray]], sizes: dict[str, int], times:
     left.set_xticks(range(len(names)), ticks, fontsize=8, rotation=20)
     left.set(ylabel="cosine at hidden vertices", title="scores, with deviations over masks")
     left.grid(alpha=0.3, axis="y")
-    left.legend(fontsize=8, loc="lower right")
+    left.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3, frameon=False)
     for method, (color, marker) in TIMED.items():
         rows = sorted((r for r in times if r["method"] == method and "seconds" in r), key=lambda r: r["vertices"])
         right.loglog([r["vertices"] for r in rows], [r["seconds"] for r in rows], marker=marker, color=color, label=method)
     right.set(xlabel="vertices", ylabel="seconds, set-up included", title="times on two shared cores")
     right.grid(alpha=0.3, which="both")
-    right.legend(fontsize=8)
+    right.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3, frameon=False)
     save_figure(figure, path)
