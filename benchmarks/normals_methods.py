@@ -38,7 +38,7 @@ from swing_gp.interpolation import TOL_OF_SUMS
 from swing_gp.selection import NEIGHBOR, Selection, select
 from swing_gp.spacing import neighbor_distance
 
-__all__ = ["METHODS", "Task", "TooLarge"]
+__all__ = ["BLOCKS", "METHODS", "WALKED", "Task", "TooLarge", "cosine"]
 
 MULTIPLES = (0.35, 0.5, 0.7, 1.0, 1.5)
 TIMES = (1.0, 3.0, 6.0, 12.0, 25.0)
@@ -308,3 +308,4 @@ METHODS: dict[str, Callable[[Task], Tensor]] = {
     "paper's rule, settings and kernel chosen": lambda task: default(task, "paper"),
     "GP rule, settings and kernel chosen": lambda task: default(task, "gp"),
 }
+WALKED = ("SWING as printed", "lookahead walks, features", "lookahead walks, exact moves")
