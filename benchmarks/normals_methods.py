@@ -34,6 +34,7 @@ from swing_gp import (
     interpolate,
 )
 from swing_gp.commands.normals import nearest_known
+from swing_gp.features.neighbors import list_cutoff
 from swing_gp.interpolation import TOL_OF_SUMS
 from swing_gp.selection import NEIGHBOR, Selection, select
 from swing_gp.spacing import neighbor_distance
@@ -225,7 +226,7 @@ def listed_matrix(task: Task) -> scipy.sparse.csr_array:
     graph = task.diffusion.graph
     points = graph.edge.scaled(graph.points).numpy()
     tree = scipy.spatial.cKDTree(points)
-    pairs = tree.query_pairs(NeighborFeatures(graph, LISTED).cutoff, output_type="ndarray")
+    pairs = tree.query_pairs(list_cutoff(graph, LISTED), output_type="ndarray")
     weights = np.exp(-0.5 * np.square(points[pairs[:, 0]] - points[pairs[:, 1]]).sum(-1))
     upper = scipy.sparse.coo_array((weights, (pairs[:, 0], pairs[:, 1])), shape=(len(points), len(points))).tocsr()
     matrix = upper + upper.T + scipy.sparse.eye_array(len(points), format="csr")

@@ -20,7 +20,7 @@ import numpy as np
 from swing_gp.files import whole_file
 from swing_gp.validation import check_choice
 
-__all__ = ["Mesh", "MeshError", "VertexNormals", "load_mesh", "load_thingi10k", "save_ply", "vertex_normals"]
+__all__ = ["Mesh", "MeshError", "VertexNormals", "load_mesh", "load_thingi10k", "require_trimesh", "save_ply", "vertex_normals"]
 
 FORMATS = (".npz", ".stl", ".ply", ".obj", ".off")
 # A normal shorter than this, relative to the face normals it was summed from, has no direction: its faces cancel.
@@ -161,7 +161,7 @@ def _read_npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _read_with_trimesh(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    trimesh = _trimesh()
+    trimesh = require_trimesh()
     try:
         loaded = trimesh.load(path, force="mesh", process=False)
         vertices, faces = np.asarray(loaded.vertices), np.asarray(loaded.faces)
@@ -174,7 +174,8 @@ def _read_with_trimesh(path: Path) -> tuple[np.ndarray, np.ndarray]:
     return vertices, faces.reshape(-1, 3) if faces.size == 0 else faces
 
 
-def _trimesh() -> Any:
+def require_trimesh() -> Any:
+    """The package, or an error that names the extra."""
     try:
         import trimesh
     except ImportError as error:
@@ -188,7 +189,7 @@ def save_ply(path: str | os.PathLike, mesh: Mesh, normals: np.ndarray, colors: n
     """Write a mesh with normals, and colours (n, 3) in 0..255 if given, as binary PLY; the file is whole or absent."""
     if normals.shape != mesh.vertices.shape:
         raise ValueError(f"normals must have shape {mesh.vertices.shape} like the vertices, got {normals.shape}.")
-    trimesh = _trimesh()
+    trimesh = require_trimesh()
     content = trimesh.Trimesh(
         mesh.vertices, mesh.faces, vertex_normals=normals, vertex_colors=colors, process=False, validate=False
     )

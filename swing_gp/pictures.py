@@ -10,17 +10,31 @@ import numpy as np
 from swing_gp.files import whole_file
 from swing_gp.meshes import Mesh
 
-__all__ = ["draw_mesh", "normal_colors", "normals_picture", "regression_picture", "save_figure", "view_directions"]
+__all__ = [
+    "draw_mesh",
+    "normal_colors",
+    "normals_picture",
+    "regression_picture",
+    "require_matplotlib",
+    "save_figure",
+    "view_directions",
+]
 
-# More faces than pixels show nothing more and take minutes.
+# Above this many faces, those that face away are left out: drawing takes minutes.
 MOST_FACES = 300_000
 
 
-def _figure(width: float, height: float) -> Any:
+def require_matplotlib() -> None:
+    """To be called before long work that ends in a picture."""
     try:
-        from matplotlib.figure import Figure
+        import matplotlib  # noqa: F401
     except ImportError as error:
         raise ImportError("Pictures are drawn with matplotlib: pip install 'swing_gp[plots]'.") from error
+
+
+def _figure(width: float, height: float) -> Any:
+    from matplotlib.figure import Figure
+
     return Figure(figsize=(width, height), layout="constrained")  # without pyplot: no global state, no window
 
 
@@ -32,7 +46,7 @@ def save_figure(figure: Any, path: str | os.PathLike, dpi: int = 110) -> None:
         FigureCanvasAgg(figure).print_figure(temporary, dpi=dpi, format="png")
 
 
-def view_directions(mesh: Mesh, elevation: float = 25.0, azimuth: float = 35.0) -> np.ndarray:  # (3, 3)
+def view_directions(mesh: Mesh) -> np.ndarray:  # (3, 3)
     """Rows: to the right, up, towards the viewer. The longest side of the box lies across, or stands; a flat mesh is seen from
     above."""
     size = np.ptp(mesh.vertices, axis=0)
@@ -40,10 +54,10 @@ def view_directions(mesh: Mesh, elevation: float = 25.0, azimuth: float = 35.0) 
     if size[thin] < 0.25 * np.sort(size)[1]:  # a terrain or a plate
         up, elevation = thin, 50.0
     else:
-        up = int(size.argmax()) if size.max() > 1.25 * np.sort(size)[1] else 2
+        up, elevation = (int(size.argmax()) if size.max() > 1.25 * np.sort(size)[1] else 2), 25.0
     # Axes in cyclic order, so that nothing is mirrored.
     first, second = (up + 1) % 3, (up + 2) % 3
-    a, e = np.radians(azimuth), np.radians(elevation)
+    a, e = np.radians(35.0), np.radians(elevation)
     local = np.array(
         [
             [-np.sin(a), np.cos(a), 0.0],
@@ -69,10 +83,8 @@ def draw_mesh(axes: Any, mesh: Mesh, colors: np.ndarray, view: np.ndarray) -> No
     corners = seen[mesh.faces]
     cross = np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0])
     order = np.argsort(corners[:, :, 2].mean(1))
-    # What faces away lies behind, unless the surface is open; then it is drawn too.
-    front = cross[order, 2] > 0
-    if len(order) > MOST_FACES and front.any():
-        order = order[front]
+    if len(order) > MOST_FACES:
+        order = order[cross[order, 2] > 0]
     shade = colors[mesh.faces].mean(1)[order]
     polygons = corners[order][:, :, :2]
     # Edges in the colour of their face close the hairlines between faces.
@@ -91,7 +103,7 @@ def normals_picture(
     masked: np.ndarray,  # (n,) bool: hidden and scored
     *,
     title: str,
-    baseline: np.ndarray | None = None,  # degrees of error at masked vertices
+    baseline: np.ndarray,  # degrees of error of the nearest known vertex, at masked vertices
 ) -> None:
     """The mesh coloured by its true normals, by the predicted ones, and by the angle between them; and all the angles."""
     from matplotlib.cm import ScalarMappable
@@ -115,12 +127,11 @@ def normals_picture(
     draw_mesh(axes[2], mesh, colors.to_rgba(angles), view)
     axes[2].set_title("where it is wrong", fontsize=10)
     figure.colorbar(colors, ax=axes[2], shrink=0.75, extend="max", label="degrees between true and predicted")
-    reach = [np.percentile(values, 99) for values in (angles[masked], baseline) if values is not None]
-    bins = np.linspace(0, float(np.clip(1.2 * max(reach), 5, 180)), 61)
+    reach = max(np.percentile(angles[masked], 99), np.percentile(baseline, 99))
+    bins = np.linspace(0, float(np.clip(1.2 * reach, 5, 180)), 61)
     axes[3].hist(angles[masked], bins, color="#3b528b", label=f"predicted, median {np.median(angles[masked]):.1f}°")
-    if baseline is not None:
-        label = f"nearest known, median {np.median(baseline):.1f}°"
-        axes[3].hist(baseline, bins, histtype="step", color="#e36414", linewidth=1.4, label=label)
+    label = f"nearest known, median {np.median(baseline):.1f}°"
+    axes[3].hist(baseline, bins, histtype="step", color="#e36414", linewidth=1.4, label=label)
     axes[3].set(xlabel="degrees of error at masked vertices", ylabel="vertices")
     axes[3].legend(fontsize=8, frameon=False)
     figure.suptitle(title, fontsize=11)

@@ -166,6 +166,15 @@ def test_nothing_is_half_written(ball, tmp_path, monkeypatch):
         assert len(trimesh.load(path, process=False).vertices) == 642
 
 
+@pytest.mark.parametrize(("package", "extra"), [("matplotlib", "plots"), ("trimesh", "meshes")])
+def test_a_missing_package_is_named_before_any_work(tmp_path, package, extra, monkeypatch, capsys):
+    np.savez(tmp_path / "ball.npz", vertices=np.eye(3), faces=np.array([[0, 1, 2]]))
+    monkeypatch.setitem(sys.modules, package, None)
+    assert main(["normals", str(tmp_path / "ball.npz"), "--out", str(tmp_path / "out")]) == 1
+    assert f"swing_gp[{extra}]" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 # Regression
 
 

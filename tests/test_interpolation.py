@@ -100,6 +100,14 @@ def test_directions_by_the_papers_rule_and_scale_by_the_others():
         )
 
 
+def test_without_a_mean_much_noise_is_the_papers_rule():
+    points, known, values = problem()
+    graph, series = ImplicitGraph(points, Gaussian(0.15)), Diffusion(3.0)
+    paper = interpolate(graph, known, values[known], series, rule="paper").values
+    noisy = interpolate(graph, known, values[known], series, noise=1e6, centered=False, tol=1e-9).values
+    torch.testing.assert_close(*(torch.nn.functional.normalize(part, dim=-1) for part in (noisy, paper)), rtol=0, atol=1e-5)
+
+
 def test_nodes_that_nothing_reaches_take_the_mean():
     points = torch.cat([cloud(50, 2), cloud(20, 2) + 1000])
     found = interpolate(

@@ -50,6 +50,15 @@ def test_routes_agree_with_eigenvalues(features, floor):
         assert (operator.info.method, "steep" in operator.info.reason) == ("landmarks", True)
 
 
+def test_landmarks_that_leave_a_residual():
+    # loops of 1e-7 lie far above the floor: treated to first order they scaled every tie by a thousandth
+    graph = ImplicitGraph(cloud(300, 2), Gaussian(0.3))
+    series = LogMatern(3.0, 3.0)
+    operator = graph_kernel(graph, series, features="landmarks", num_features=60)
+    assert float(operator.features.residual_diagonal.max()) > 1e-7
+    assert relative(operator.to_dense(), dense(graph, series)) < 0.01
+
+
 def test_what_it_cannot_do_is_refused():
     large = ImplicitGraph(cloud(2100, 2), Gaussian(0.15))
     with pytest.raises(ValueError, match="degree above 4096"):

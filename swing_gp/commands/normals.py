@@ -19,8 +19,8 @@ from swing_gp.graph import ImplicitGraph
 from swing_gp.interpolation import Interpolation, interpolate
 from swing_gp.log_matern import LogMatern
 from swing_gp.memory import peak_gigabytes
-from swing_gp.meshes import Mesh, MeshError, VertexNormals, load_mesh, save_ply, vertex_normals
-from swing_gp.pictures import angles_between, normals_picture
+from swing_gp.meshes import Mesh, MeshError, VertexNormals, load_mesh, require_trimesh, save_ply, vertex_normals
+from swing_gp.pictures import angles_between, normals_picture, require_matplotlib
 from swing_gp.selection import RULES
 from swing_gp.series import Diffusion, Series
 
@@ -74,6 +74,8 @@ def run(arguments: argparse.Namespace) -> None:
             raise UsageError(f"--{name.replace('_', '-')} must be positive, got {value}.")
     if arguments.noise is not None and (arguments.rule != "gp" or arguments.lengthscale is None):
         raise UsageError("--noise belongs to --rule gp and to a given --lengthscale.")
+    require_matplotlib()
+    require_trimesh()  # to write the result, whatever was read
     start = time.perf_counter()
     mesh = load_mesh(arguments.mesh).normalized()
     normals = vertex_normals(mesh, arguments.weighting)

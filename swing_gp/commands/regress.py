@@ -11,7 +11,7 @@ import numpy as np
 from swing_gp.commands.output import UsageError, prepare_folder, progress_wanted, save_report
 from swing_gp.features.named import NAMES
 from swing_gp.memory import peak_gigabytes
-from swing_gp.pictures import regression_picture
+from swing_gp.pictures import regression_picture, require_matplotlib
 from swing_gp.regressor import KERNELS, GraphGPRegressor
 from swing_gp.tables import TableError, load_table, save_table
 
@@ -61,6 +61,7 @@ def run(arguments: argparse.Namespace) -> None:
         raise UsageError(f"--holdout must lie between 0 and 1, both excluded, got {arguments.holdout:g}.")
     if arguments.steps < 0 or (arguments.num_features is not None and arguments.num_features < 1):
         raise UsageError("--steps must not be negative, and --num-features must be positive.")
+    require_matplotlib()
     table = load_table(arguments.table)
     inputs, targets = _columns(table, arguments.x, "--x"), _columns(table, arguments.y, "--y")
     if set(inputs) & set(targets):
