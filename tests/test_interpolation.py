@@ -197,3 +197,17 @@ def test_memory_is_linear():
         """
     )
     assert peak < 0.75
+
+
+def test_no_work_for_nodes_that_nobody_asked_about(monkeypatch):
+    # short lengthscales: landmarks cannot precondition, and the prior variance of a sample is not that of all nodes
+    points = cloud(3000, 2)
+    graph = ImplicitGraph(points, Gaussian(0.01))
+
+    def refuse(*arguments, **words):
+        raise AssertionError("not needed")
+
+    monkeypatch.setattr("swing_gp.operators.preconditioning.LandmarkFeatures", refuse)
+    monkeypatch.setattr("swing_gp.operators.graph_kernel.SeriesLinearOperator._diagonal", refuse)
+    found = interpolate(graph, torch.arange(0, 3000, 2), points[::2, 0], Diffusion(5.0), noise=0.1, features="neighbors")
+    assert torch.isfinite(found.values).all()
