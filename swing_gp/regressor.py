@@ -127,15 +127,13 @@ class GraphGPRegressor(RegressorMixin, BaseEstimator):
             num_features=LANDMARKS if self.num_features is None and landmarks else self.num_features,
             seed=self.seed,
             ard_num_dims=nodes.shape[1] if self.ard else None,
+            normalize=True,
         )
         likelihood = gpytorch.likelihoods.GaussianLikelihood(noise_constraint=gpytorch.constraints.GreaterThan(1e-6)).double()
         likelihood.noise = 0.1
         scale = gpytorch.kernels.ScaleKernel(kernel).double()
+        scale.outputscale = 1.0  # the variance of the targets
         self.model_ = _Model(nodes[: len(targets)], targets.mT.contiguous(), likelihood, scale)
-        # A graph kernel is far from one on its diagonal; start where the prior has the variance of the targets.
-        with torch.no_grad():
-            sample = torch.randperm(len(targets), generator=torch.Generator().manual_seed(0))[:200]
-            scale.outputscale = 1.0 / float(scale.base_kernel(sample.unsqueeze(-1), diag=True).mean())
 
     def _train(self) -> list[float]:
         model, losses = self.model_, []

@@ -726,3 +726,60 @@ def test_global_switches_do_not_make_a_large_kernel_dense():
             noisy.inv_quad_logdet(b, logdet=True)
     """)
     assert peak < 0.8
+
+
+# Normalisation: the mean variance of the nodes is one
+
+
+@pytest.mark.parametrize("kernel", [DiffusionKernel, MaternGraphKernel, RandomWalkKernel])
+def test_normalize_divides_by_the_mean_variance(kernel):
+    points = cloud(60, 2)
+    exact = kernel(points, lengthscale=0.2, features="landmarks", num_features=60)
+    normalized = kernel(points, lengthscale=0.2, features="landmarks", num_features=60, normalize=True)
+    dense = exact(points).to_dense()
+    mean = dense.diagonal().mean()
+    off = cloud(7, 2, seed=1)
+    assert relative(normalized(points).to_dense(), dense / mean) < 1e-12
+    assert relative(normalized(off, points).to_dense(), exact(off, points).to_dense() / mean) < 1e-12
+    assert relative(normalized(off, diag=True), exact(off, diag=True) / mean) < 1e-12
+    (normalized(points).to_dense() * points[:, :1]).sum().backward()
+    ((exact(points).to_dense() * points[:, :1]).sum() / exact(points, diag=True).mean()).backward()
+    for one, two in zip(normalized.parameters(), exact.parameters(), strict=True):
+        assert torch.allclose(one.grad, two.grad, rtol=1e-8)
+
+
+@pytest.mark.parametrize("features", ["grid", "neighbors", "pairwise"])
+def test_normalize_without_entries_is_an_estimate(features):
+    points = cloud(900, 2)
+    exact = DiffusionKernel(points, lengthscale=0.05, time=3.0, features=features)
+    normalized = DiffusionKernel(points, lengthscale=0.05, time=3.0, features=features, normalize=True)
+    diagonal = exact(points, diag=True)
+    spread = (exact(points).to_dense().square().sum() * 2 / 16).sqrt() / diagonal.sum()
+    assert abs(float(normalized(points, diag=True).mean()) - 1) < 4 * float(spread)
+    assert float(spread) < 0.1
+    loss = normalized(points, diag=True).square().sum()
+    loss.backward()
+    assert torch.isfinite(normalized.raw_lengthscale.grad).all()
+
+
+def test_a_normalized_kernel_trains_where_the_matrix_itself_does_not():
+    """At long times the matrix has a diagonal near 1/N, which a few steps on an outputscale that starts near one never find."""
+    torch.manual_seed(0)
+    points = cloud(400, 2)
+    truth = torch.sin(6 * points[:, 0])
+    errors = []
+    for normalize in (True, False):
+        kernel = DiffusionKernel(
+            points, lengthscale=0.1, time=30.0, features="landmarks", num_features=100, normalize=normalize
+        )
+        model = Model(points[:80], truth[:80], GaussianLikelihood().double(), gpytorch.kernels.ScaleKernel(kernel).double())
+        objective = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        for _ in range(30):
+            optimizer.zero_grad()
+            loss = -objective(model(points[:80]), truth[:80])
+            loss.backward()
+            optimizer.step()
+        with torch.no_grad():
+            errors.append(relative(model.eval()(points[80:]).mean, truth[80:]))
+    assert errors[0] < 0.5 * errors[1]

@@ -23,6 +23,7 @@ from swing_gp.operators.kernel_block import KernelBlock
 from swing_gp.operators.low_rank_covariance import LowRankCross, LowRankPlusGroups, per_group
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 from swing_gp.operators.stacking import stacked
+from swing_gp.operators.variance import mean_variance
 from swing_gp.prediction import GraphPredictionStrategy
 from swing_gp.series import Series
 from swing_gp.sites import Sites
@@ -50,6 +51,9 @@ class GraphKernel(Kernel):
     :param lengthscale: where the lengthscale starts, in place of GPyTorch's 0.69 or the graph's own.
     :param features: as of :func:`~swing_gp.graph_kernel`, and so are ``walks``, ``tol``, ``num_features`` and ``seed``.
     :param ard_num_dims: d for one lengthscale a dimension.
+    :param normalize: divide by the mean variance of the nodes, so that the ``outputscale`` of a ``ScaleKernel`` around this
+        kernel is the mean prior variance. Without it the kernel is the matrix K itself, whose diagonal can be far from one (for
+        diffusion it falls towards :math:`1/N` as t grows), and training has to find that factor.
 
     Landmarks, modes, lists and the choice of ``"auto"`` are made for a lengthscale. They are made anew as soon as training
     leaves the range in which they hold, and what they were made for is part of the ``state_dict``.
@@ -70,6 +74,7 @@ class GraphKernel(Kernel):
         num_features: int | None = None,
         seed: int = 0,
         ard_num_dims: int | None = None,
+        normalize: bool = False,
         batch_shape: torch.Size | None = None,
         active_dims: tuple[int, ...] | None = None,
         lengthscale_prior: Prior | None = None,
@@ -94,6 +99,7 @@ class GraphKernel(Kernel):
             lengthscale_constraint=lengthscale_constraint,
         )
         self.nodes = Nodes(graph.points.detach())
+        self.normalize = normalize
         self.recipe = Recipe(features, walks, tol, num_features, seed)
         # A graph of one node, to be filled with the nodes and the current lengthscale.
         self._template = ImplicitGraph(
@@ -216,6 +222,8 @@ class GraphKernel(Kernel):
             covariance = self._low_rank(operator, rows, columns)
         else:
             covariance = self._block(index, operator, rows, columns)
+        if self.normalize:
+            covariance = covariance * mean_variance(operator).reciprocal()
         return covariance.diagonal() if diag else covariance
 
     def _low_rank(self, operator: FeatureKernelLinearOperator, rows: Sites, columns: Sites) -> LinearOperator:
