@@ -77,11 +77,9 @@ def test_landmark_kernel_is_its_formula_and_psd(series):
     degree = phi @ phi.sum(0) + delta
     loops, scaled = delta / degree, phi / degree.sqrt().unsqueeze(-1)
     values, vectors = torch.linalg.eigh(scaled.mT @ scaled)
-    outer = (
-        scaled * (series.remainder(loops) / series.coefficients(2)[1]).unsqueeze(-1)
-        if float(series.coefficients(2)[1])
-        else scaled
-    )
+    slope = float(series.coefficients(2)[1])
+    coupling = torch.minimum(series.remainder(loops) / slope, 1 / (1 - loops)) if slope else torch.ones_like(loops)
+    outer = scaled * coupling.unsqueeze(-1)
     truth = torch.diag(series(loops)) + outer @ (vectors * series.remainder(values)) @ vectors.mT @ outer.mT
     dense = graph_kernel(graph, series, features=features).to_dense()
     assert relative(dense, truth) < 1e-10
@@ -178,6 +176,29 @@ def test_landmark_kernel_reaches_the_table(row, table_truth):
         root = operator.features.log_degree().mul(0.5).exp()
         true_rows = relative(ours / root.unsqueeze(1) * root, exact)
         assert true_rows / 3 < estimate.adjacency < 3 * true_rows
+
+
+@pytest.mark.parametrize("time", [1.0, 5.0, 20.0, 50.0, 200.0])
+@pytest.mark.parametrize("number", [16, 64, 256])
+@pytest.mark.parametrize("make", [cube, gaussian_with_outliers, paper_cloud], ids=["cube", "outliers", "paper"])
+def test_too_few_landmarks_on_long_walks_are_no_worse_than_none(make, number, time):
+    """Loops that the features leave out multiply on long walks; their coupling must not grow with them."""
+    points = make(300, seed=0)
+    graph = ImplicitGraph(points, Gaussian(0.15 if make is cube else 1.0))
+    truth = dense_kernel(graph, Diffusion(time))
+    ours = graph_kernel(graph, Diffusion(time), features="landmarks", num_features=number).to_dense()
+    assert torch.linalg.eigvalsh(ours)[-1] < 2.5  # of the truth: 1
+    loops = operator_without_coupling(graph, Diffusion(time), number)
+    assert relative(ours, truth) < 1.1 * relative(loops, truth)
+
+
+def operator_without_coupling(graph, series, number):
+    features = LandmarkFeatures(graph, number, generator=generator())
+    log_degree = features.log_degree()
+    scaled = features.node_features * (-0.5 * log_degree).exp().unsqueeze(-1)
+    loops = features.node_residual() * (-log_degree).exp()
+    inner = spectral(series, scaled @ scaled.mT) - torch.eye(len(loops), dtype=torch.float64) * series.coefficients(1)
+    return inner + series(loops).diag()
 
 
 @pytest.mark.parametrize("row", ["cube 0.3", "gaussian 2"])

@@ -6,10 +6,11 @@ With dense features :math:`\tilde\Phi = D^{-1/2} \Phi` the series collapses to o
           h(\lambda) = (g(\lambda) - \alpha_0) / \lambda .
 
 With landmarks the residual diagonal :math:`\varepsilon = \delta/d` enters as self-loops: :math:`\mathrm{diag}\,
-g(\varepsilon)` replaces :math:`\alpha_0 I`, and row i of :math:`\tilde\Phi` is scaled by :math:`h(\varepsilon_i)/h(0)` on
-the outside, which makes the coupling between loops and features exact to first order and keeps K positive semi-definite.
-Everything else (maps without a feature matrix, random-walk
-normalisation) is a Chebyshev polynomial of the adjacency operator.
+g(\varepsilon)` replaces :math:`\alpha_0 I`, and row i of :math:`\tilde\Phi` is scaled on the outside by
+:math:`\min(h(\varepsilon_i)/h(0),\, 1/(1 - \varepsilon_i))`, which keeps K positive semi-definite. The first is the coupling of
+loops and features to first order in the features, right for short walks. On long walks it grows like
+:math:`e^{t \varepsilon}`; there the second is right, which is what loops do to the stationary distribution.
+Everything else (maps without a feature matrix, random-walk normalisation) is a Chebyshev polynomial of the adjacency operator.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ import math
 from typing import Any
 
 import torch
-from linear_operator.operators import LinearOperator
+from linear_operator import settings
+from linear_operator.operators import LinearOperator, RootLinearOperator
+from linear_operator.utils.memoize import cached
 from torch import Tensor
 
 from swing_gp.features.protocol import DenseFeatures, FeatureMap, NodeFeatures
@@ -33,6 +36,12 @@ from swing_gp.series import Series
 from swing_gp.sites import Sites
 
 __all__ = ["FeatureKernelLinearOperator", "SeriesLinearOperator", "collapsed_kernel"]
+
+# Relative error of the square root that samples are drawn with.
+ROOT_TOL = 1e-6
+
+# A node with a larger loop is one that the features hardly see; its ties to others are scaled no further.
+LARGE_LOOP = 0.5
 
 
 class FeatureKernelLinearOperator(GraphOperator, LowRankPlusDiagonal):
@@ -68,7 +77,7 @@ class FeatureKernelLinearOperator(GraphOperator, LowRankPlusDiagonal):
             log_degree = features.extended_log_degree(x)
             factor = factor * (-0.5 * log_degree).exp().unsqueeze(-1)
             residual = None if residual is None else residual * (-log_degree).exp()
-        scale, diag = _loops(residual, self.series)
+        scale, diag = _loops(residual, self.series, normalized=self.graph.normalization is not None)
         if residual is not None:
             origin, slope = self.series.coefficients(2).to(factor)
             diag = torch.where(is_node, diag.to(factor), origin + slope * residual)
@@ -109,6 +118,16 @@ class SeriesLinearOperator(TakesNoise, GraphOperator, MatrixFreeLinearOperator):
 
     def _apply(self, rhs: Tensor) -> Tensor:
         return clenshaw(self.adjacency._apply, self.coefficients.to(rhs.dtype), self.interval, rhs)
+
+    @cached(name="root_decomposition")
+    def root_decomposition(self, method: str | None = None) -> LinearOperator:
+        """A polynomial of the square root of g; a dense factor where one is affordable, or asked for by name."""
+        if method is not None or self.shape[-1] <= settings.max_cholesky_size.value():
+            return super().root_decomposition(method=method)
+        if self.graph.normalization == "random_walk":
+            raise RuntimeError("normalization='random_walk' gives no symmetric matrix, so it has no root.")
+        root = self.series.chebyshev(self.interval, ROOT_TOL, lambda x: self.series(x).clamp_min(0).sqrt())
+        return RootLinearOperator(self.__class__(self.adjacency, root.to(self.coefficients), **self._kwargs))
 
     def draw(self, x: Tensor, number: int) -> Tensor:
         raise ValueError(
@@ -169,7 +188,7 @@ def _closed_form(features: DenseFeatures, series: Series) -> FeatureKernelLinear
         series.check_spectrum((min(ends), max(ends)), psd=True)
 
     core = symmetric_function(matrix, series.remainder, check)
-    scale, diag = _loops(residual, series)
+    scale, diag = _loops(residual, series, normalized=graph.normalization is not None)
     if graph.normalization is None:
         factor = factor if scale is None else factor * scale.unsqueeze(-1).to(factor)
     elif scale is None:
@@ -179,12 +198,15 @@ def _closed_form(features: DenseFeatures, series: Series) -> FeatureKernelLinear
     return FeatureKernelLinearOperator(factor, core, diag.to(factor), features=features, series=series)
 
 
-def _loops(residual: Tensor | None, series: Series) -> tuple[Tensor | None, Tensor]:
+def _loops(residual: Tensor | None, series: Series, *, normalized: bool) -> tuple[Tensor | None, Tensor]:
     """For self-loops of the given strength: what they scale the rows of the factor by, and the diagonal of the kernel."""
     if residual is None:
         return None, series.coefficients(1)
     loops = residual.double()
-    return series.coupling(loops), series(loops)
+    scale = series.coupling(loops)
+    if scale is not None and normalized:
+        scale = torch.minimum(scale, 1 / (1 - loops.clamp_max(LARGE_LOOP)))
+    return scale, series(loops)
 
 
 @torch.no_grad()
