@@ -783,3 +783,15 @@ def test_a_normalized_kernel_trains_where_the_matrix_itself_does_not():
         with torch.no_grad():
             errors.append(relative(model.eval()(points[80:]).mean, truth[80:]))
     assert errors[0] < 0.5 * errors[1]
+
+
+@pytest.mark.parametrize("features", ["landmarks", "grid", "neighbors"])
+def test_a_new_value_is_seen_without_gradients_too(features):
+    points = cloud(60, 2)
+    kernel = DiffusionKernel(points, lengthscale=0.2, time=1.0, features=features)
+    with torch.no_grad():
+        kernel(points).to_dense()
+        kernel.time = 5.0
+        kernel.lengthscale = 0.3
+        truth = dense_kernel(ImplicitGraph(points, Gaussian(0.3)), Diffusion(5.0))
+        assert relative(kernel(points).to_dense(), truth) < 1e-4

@@ -21,6 +21,8 @@ from swing_gp import (
     graph_kernel,
     solve,
 )
+from swing_gp.regressor import KERNELS, MULTIPLES, NEIGHBOR
+from swing_gp.spacing import neighbor_distance
 
 
 def data(number=300, seed=0):
@@ -174,3 +176,23 @@ def test_the_log_determinant_comes_with_its_error():
     truth = torch.logdet(dense_kernel(graph, Diffusion(3.0)) + 0.05 * torch.eye(1500).double())
     assert abs(value - float(truth)) < 4 * error
     assert error < 0.02 * abs(float(truth))
+
+
+@pytest.mark.parametrize("name", ["diffusion", "matern"])
+def test_training_starts_at_the_likeliest_of_a_few_values(name):
+    rng = np.random.default_rng(0)
+    angle = 15 * rng.uniform(size=500) ** 0.5 + 2
+    X = np.stack([angle * np.cos(angle), angle * np.sin(angle)], -1) / 30  # a ribbon, which only long walks follow
+    y = np.sin(angle)
+    model = GraphGPRegressor(name, max_steps=0).fit(X[:40], y[:40], X_unlabeled=X[40:])
+    kernel = model.model_.graph_kernel
+    chosen = float(model.model_.loss())
+    with torch.no_grad():
+        spacing = neighbor_distance(kernel.nodes.points.numpy(), NEIGHBOR)
+        losses = []
+        for multiple in MULTIPLES:
+            for start in KERNELS[name][2]:
+                kernel.initialize(lengthscale=multiple * spacing, **start)
+                losses.append(float(model.model_.loss()))
+    assert chosen == pytest.approx(min(losses))
+    assert max(losses) > min(losses) + 0.05

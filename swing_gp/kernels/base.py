@@ -148,7 +148,9 @@ class GraphKernel(Kernel):
         """
         points = self.nodes.points
         differentiable = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in self.parameters())
-        state = (index, outside, points.data_ptr(), points.dtype, *((p.data_ptr(), p._version) for p in self.parameters()))
+        # By value: GPyTorch's setters write through ``.data``, which leaves no trace in a tensor's version.
+        values = tuple(value for parameter in self.parameters() for value in parameter.detach().flatten().tolist())
+        state = (index, outside, points.data_ptr(), points._version, points.dtype, values)
         if not differentiable and self._structures.operator is not None and self._structures.operator[0] == state:
             return self._structures.operator[1]
         lengthscale = self.lengthscale.expand(*self.batch_shape, *self.lengthscale.shape[-2:])[index].squeeze(-2)
