@@ -29,18 +29,19 @@ from swing_gp.validation import check_choice, check_count
 
 __all__ = ["GraphGPRegressor"]
 
-# Kernels and where their parameters start: the smoothest functions a priori a few hundred times as large as the roughest. With
-# the defaults of the kernels, of order one, that ratio is below three and training begins at white noise.
-KERNELS: dict[str, tuple[type[GraphKernel], dict[str, Any]]] = {
-    "diffusion": (DiffusionKernel, {"time": 6.0}),
-    "matern": (MaternGraphKernel, {"kappa": 10.0}),
-    "log_matern": (LogMaternKernel, {}),
-    "regularized_laplacian": (RegularizedLaplacianKernel, {"scale": 300.0}),
-    "random_walk": (RandomWalkKernel, {"steps": 8}),
-    "inverse_cosine": (InverseCosineKernel, {}),
+# Kernels, what they are made with, and where their parameters may start: the smoothest functions a priori a few hundred times as
+# large as the roughest, or far more. With the defaults of the kernels, of order one, that ratio is below three and training
+# begins at white noise.
+KERNELS: dict[str, tuple[type[GraphKernel], dict[str, Any], list[dict[str, float]]]] = {
+    "diffusion": (DiffusionKernel, {}, [{"time": 6.0}, {"time": 50.0}]),
+    "matern": (MaternGraphKernel, {}, [{"kappa": 10.0}, {"kappa": 30.0}]),
+    "log_matern": (LogMaternKernel, {}, [{"kappa": 3.0}]),
+    "regularized_laplacian": (RegularizedLaplacianKernel, {}, [{"scale": 300.0}, {"scale": 3000.0}]),
+    "random_walk": (RandomWalkKernel, {"steps": 8}, [{"laziness": 2.0}]),
+    "inverse_cosine": (InverseCosineKernel, {}, [{}]),
 }
-# The lengthscale starts at twice the distance to the tenth neighbour, so that every node starts with a few links.
-NEIGHBOR, MULTIPLE = 10, 2.0
+# Starting lengthscales, in distances to the tenth neighbour: every node starts with a few links, or with many.
+NEIGHBOR, MULTIPLES = 10, (1.0, 2.0, 4.0)
 LANDMARKS = 256
 CHUNK = 20_000
 
@@ -110,18 +111,17 @@ class GraphGPRegressor(RegressorMixin, BaseEstimator):
                 raise ValueError(f"X_unlabeled must have {x.shape[1]} columns like X, got {more.shape[1]}.")
             nodes = torch.cat([x, more])
         nodes = (nodes - self.x_mean_) / self.x_scale_
-        lengthscale = MULTIPLE * neighbor_distance(nodes.numpy(), NEIGHBOR)
-        self._build(nodes, (targets - self.y_mean_) / self.y_scale_, lengthscale)
+        self._build(nodes, (targets - self.y_mean_) / self.y_scale_)
+        self._start(neighbor_distance(nodes.numpy(), NEIGHBOR))
         self.losses_ = self._train()
         return self
 
-    def _build(self, nodes: Tensor, targets: Tensor, lengthscale: float) -> None:
-        kind, start = KERNELS[self.kernel]
+    def _build(self, nodes: Tensor, targets: Tensor) -> None:
+        kind, settings, _ = KERNELS[self.kernel]
         landmarks = self.features == "landmarks"
         kernel = kind(
             nodes,
-            **start,
-            lengthscale=lengthscale,
+            **settings,
             features=self.features,
             tol=1e-4 if self.tol is None and not landmarks else self.tol,
             num_features=LANDMARKS if self.num_features is None and landmarks else self.num_features,
@@ -134,6 +134,16 @@ class GraphGPRegressor(RegressorMixin, BaseEstimator):
         scale = gpytorch.kernels.ScaleKernel(kernel).double()
         scale.outputscale = 1.0  # the variance of the targets
         self.model_ = _Model(nodes[: len(targets)], targets.mT.contiguous(), likelihood, scale)
+
+    @torch.no_grad()
+    def _start(self, spacing: float) -> None:
+        """Set the lengthscale and the parameters of the series to the likeliest of a few; training moves them by factors only."""
+        kernel, losses = self.model_.graph_kernel, {}
+        starts = [{"lengthscale": multiple * spacing, **values} for multiple in MULTIPLES for values in KERNELS[self.kernel][2]]
+        for number, start in enumerate(starts):
+            kernel.initialize(**start)
+            losses[number] = float(self.model_.loss())
+        kernel.initialize(**starts[min(losses, key=losses.__getitem__)])
 
     def _train(self) -> list[float]:
         model, losses = self.model_, []
@@ -229,7 +239,7 @@ class GraphGPRegressor(RegressorMixin, BaseEstimator):
         model.x_mean_, model.x_scale_, model.y_mean_, model.y_scale_ = content["scales"]
         model.single_target_, model.losses_ = content["single_target"], content["losses"]
         model.n_features_in_ = content["nodes"].shape[1]
-        model._build(content["nodes"], content["targets"].mT, 1.0)
+        model._build(content["nodes"], content["targets"].mT)
         model.model_.load_state_dict(content["state"])
         model.model_.eval()
         return model
