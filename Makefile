@@ -3,8 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# Tests are many and small: one thread in each of several processes beats several threads in one.
+PARALLEL := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4
 
-.PHONY: demo test lint benchmarks clean
+.PHONY: demo test test-slow lint notebooks docs dist benchmarks clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -15,13 +17,26 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)  ## the main job: normals of two meshes and a regression, with pictures and reports, into demo_output/
 	$(BIN)/python -m benchmarks.demo --out demo_output
 
-test: $(READY) lint  ## lint, types and tests
-	$(BIN)/python -m pytest
+test: $(READY) lint  ## lint, types and tests; at least 95% of the lines of the package must run
+	$(PARALLEL) -m "not slow" --cov=swing_gp --cov-fail-under=95
+
+test-slow: $(READY)  ## what takes minutes: many random examples of every property, a clean installation of wheel and sdist
+	$(PARALLEL) -m slow
+	HYPOTHESIS_PROFILE=deep $(PARALLEL) tests/test_properties.py
 
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+notebooks: $(READY)  ## runs every notebook from top to bottom; the stored outputs stay as they are
+	$(BIN)/python -m pytest --nbmake --nbmake-timeout=900 notebooks
+
+docs: $(READY)  ## the documentation, into build/docs/index.html
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs
+
+dist: $(READY)  ## wheel and sdist, into dist/
+	$(BIN)/python -m build --outdir dist
 
 benchmarks: $(READY)  ## every benchmark in its quick size, into results/
 	$(BIN)/python -m benchmarks.synthetic --quick
@@ -32,6 +47,8 @@ benchmarks: $(READY)  ## every benchmark in its quick size, into results/
 	$(BIN)/python -m benchmarks.grid_gp --quick
 	$(BIN)/python -m benchmarks.regression --quick
 	$(BIN)/python -m benchmarks.normals --quick
+	$(BIN)/python -m benchmarks.vit --quick
+	$(BIN)/python -m benchmarks.peers --quick
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache demo_output results
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage demo_output results

@@ -24,13 +24,14 @@ from swing_gp.kernels import (
     RandomWalkKernel,
     RegularizedLaplacianKernel,
 )
+from swing_gp.progress import progress_bar
 from swing_gp.spacing import neighbor_distance
 from swing_gp.validation import check_choice, check_count
 
 __all__ = ["GraphGPRegressor"]
 
-# Kernels, what they are made with, and where their parameters may start: the smoothest functions a priori a few hundred times as
-# large as the roughest, or far more. With the defaults of the kernels, of order one, that ratio is below three and training
+# Kernels, what they are made with, and where their parameters may start: the smoothest functions a priori a few hundred times
+# as large as the roughest, or far more. With the defaults of the kernels, of order one, that ratio is below three and training
 # begins at white noise.
 KERNELS: dict[str, tuple[type[GraphKernel], dict[str, Any], list[dict[str, float]]]] = {
     "diffusion": (DiffusionKernel, {}, [{"time": 6.0}, {"time": 50.0}]),
@@ -137,7 +138,7 @@ class GraphGPRegressor(RegressorMixin, BaseEstimator):
 
     @torch.no_grad()
     def _start(self, spacing: float) -> None:
-        """Set the lengthscale and the parameters of the series to the likeliest of a few; training moves them by factors only."""
+        """Set lengthscale and parameters of the series to the likeliest of a few; training moves them by small factors."""
         kernel, losses = self.model_.graph_kernel, {}
         starts = [{"lengthscale": multiple * spacing, **values} for multiple in MULTIPLES for values in KERNELS[self.kernel][2]]
         for number, start in enumerate(starts):
@@ -151,11 +152,7 @@ class GraphGPRegressor(RegressorMixin, BaseEstimator):
         optimizer = torch.optim.Adam(model.parameters(), lr=self.learning_rate)
         model.train()
         steps = range(self.max_steps)
-        if self.progress:
-            from tqdm import tqdm
-
-            steps = tqdm(steps, desc="fit", unit="step")
-        for _ in steps:
+        for _ in progress_bar(steps, "fit") if self.progress else steps:
             optimizer.zero_grad()
             loss = model.loss()
             losses.append(float(loss.detach()))

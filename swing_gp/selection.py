@@ -22,6 +22,7 @@ from torch import Tensor
 from swing_gp.edges import EdgeFunction, Gaussian
 from swing_gp.graph import ImplicitGraph
 from swing_gp.log_matern import LogMatern
+from swing_gp.progress import progress_bar
 from swing_gp.series import Diffusion, Series
 from swing_gp.spacing import neighbor_distance
 from swing_gp.validation import check_choice
@@ -132,9 +133,7 @@ def select(
     offset = values.double().mean(0) if rule == "gp" and centered else torch.zeros(values.shape[1], dtype=torch.float64)
     work: Any = [(patch, edge) for patch in patches for edge in by_edge]
     if progress:
-        from tqdm import tqdm
-
-        work = tqdm(work, desc="choose", leave=False)
+        work = progress_bar(work, "choose")
     for (nodes, inside, seen), edge in work:
         decomposition = _decompose(nodes, edge, normalization)
         for position in by_edge[edge]:

@@ -1,0 +1,95 @@
+"""The package as users get it: without the extras, and from wheel and sdist."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+EXTRAS = ["matplotlib", "tqdm", "trimesh", "pykeops", "botorch", "hypothesis", "nbmake"]
+
+
+def run(*command: str | Path, cwd: Path | None = None) -> str:
+    result = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False, cwd=cwd)
+    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
+    return result.stdout
+
+
+WITHOUT_EXTRAS = f"""
+import importlib, pkgutil, sys
+for name in {EXTRAS}:
+    sys.modules[name] = None  # importing it fails as if it were not installed
+import swing_gp, torch
+for module in pkgutil.walk_packages(swing_gp.__path__, "swing_gp."):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+graph = swing_gp.ImplicitGraph(torch.rand(50, 2), swing_gp.Gaussian(0.3))
+print((swing_gp.graph_kernel(graph, swing_gp.Diffusion(1.0)) @ torch.ones(50)).shape)
+"""
+
+
+def test_every_module_imports_without_the_extras():
+    assert "50" in run(sys.executable, "-c", WITHOUT_EXTRAS, cwd=ROOT)
+
+
+@pytest.mark.parametrize(
+    ("missing", "action", "remedy"),
+    [
+        ("trimesh", "from swing_gp.meshes import load_mesh; load_mesh('a.ply')", "swing_gp[meshes]"),
+        ("matplotlib", "from swing_gp.pictures import require_matplotlib; require_matplotlib()", "swing_gp[plots]"),
+        ("tqdm", "from swing_gp.progress import progress_bar; progress_bar([], '')", "swing_gp[plots]"),
+    ],
+)
+def test_a_missing_extra_names_its_installation(missing, action, remedy, tmp_path):
+    (tmp_path / "a.ply").write_text("ply\n")
+    script = f"import sys; sys.modules[{missing!r}] = None; {action}"
+    result = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); {script}"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert result.returncode != 0
+    last = result.stderr.strip().splitlines()[-1]
+    assert "pip install" in last
+    assert remedy in last
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    out = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "build", "--outdir", out, ROOT)
+    return out
+
+
+@pytest.mark.slow
+def test_wheel_and_sdist_hold_the_package_and_nothing_else(built):
+    (wheel,) = built.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    sources = {path.relative_to(ROOT).as_posix() for path in (ROOT / "swing_gp").rglob("*.py")}
+    assert sources <= set(names)
+    assert "swing_gp/py.typed" in names
+    assert all(name.startswith(("swing_gp/", "swing_gp-")) for name in names)
+    (sdist,) = built.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        held = {name.split("/", 1)[-1] for name in archive.getnames()}
+    assert sources | {"pyproject.toml", "README.md", "LICENSE"} <= held
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["*.whl", "*.tar.gz"])
+def test_installs_into_a_clean_environment(built, kind, tmp_path):
+    (archive,) = built.glob(kind)
+    run(sys.executable, "-m", "venv", tmp_path / "venv")
+    python = tmp_path / "venv" / "bin" / "python"
+    for package in ("torch", archive):
+        run(python, "-m", "pip", "install", "--quiet", "--constraint", ROOT / "constraints.txt", package)
+    installed = run(python, "-c", WITHOUT_EXTRAS + "print(swing_gp.__file__)", cwd=tmp_path)
+    assert str(tmp_path) in installed
+    assert "usage: swing-gp" in run(tmp_path / "venv" / "bin" / "swing-gp", "--help", cwd=tmp_path)
