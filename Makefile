@@ -30,7 +30,7 @@ lint: $(READY)
 	$(BIN)/mypy
 
 notebooks: $(READY)  ## runs every notebook from top to bottom; the stored outputs stay as they are
-	$(BIN)/python -m pytest --nbmake --nbmake-timeout=900 notebooks
+	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --nbmake --nbmake-timeout=900 notebooks
 
 docs: $(READY)  ## the documentation, into build/docs/index.html
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs
@@ -51,4 +51,4 @@ benchmarks: $(READY)  ## every benchmark in its quick size, into results/
 	$(BIN)/python -m benchmarks.peers --quick
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage demo_output results
+	rm -rf $(VENV) build dist docs/notebooks/*.ipynb *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage demo_output results

@@ -11,7 +11,10 @@ from swing_gp import (
     Gaussian,
     GRFLinearOperator,
     ImplicitGraph,
+    InverseCosine,
+    LogMatern,
     LowRankPlusDiagonal,
+    Matern,
     RandomWalk,
     RegularizedLaplacian,
     grf_kernel,
@@ -127,3 +130,14 @@ def test_bad_input_is_named(matrix, options, message):
 def test_a_dense_array_is_sent_to_scipy():
     with pytest.raises(TypeError, match=r"wrap it in scipy.sparse.csr_array"):
         grf_kernel(np.eye(3), Diffusion(1.0))
+
+
+def test_a_series_that_diverges_on_the_graph_is_refused():
+    ring = scipy.sparse.diags_array([0.5, 0.5, 0.5, 0.5], offsets=[-49, -1, 1, 49], shape=(50, 50))
+    for series, scale in ((RegularizedLaplacian(1.0), 8.0), (Matern(1.5, 2.0), 8.0), (LogMatern(), 1.0)):
+        with pytest.raises(ValueError, match="diverges on this graph.*Normalise adjacency"):
+            grf_kernel(scale * ring, series)
+    for series in (RegularizedLaplacian(1.0), Matern(1.5, 2.0), RandomWalk(3), Diffusion(2.0), InverseCosine()):
+        dense = grf_kernel(ring, series, walks=200).to_dense()
+        assert relative(dense, matrix_power_series(series, torch.from_numpy(ring.toarray()))) < 0.2
+    assert torch.isfinite(grf_kernel(8.0 * ring, RandomWalk(2)).to_dense()).all()  # a polynomial diverges nowhere

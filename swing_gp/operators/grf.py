@@ -25,6 +25,7 @@ __all__ = ["GRFLinearOperator", "grf_kernel"]
 
 # A walk of this many steps has outlived any halting probability that is worth using.
 MAX_STEPS = 1000
+POWER_STEPS = 100
 
 
 class GRFLinearOperator(MatrixFreeLinearOperator):
@@ -98,6 +99,7 @@ def grf_kernel(
     check_choice("form", form, ("same", "independent"))
     if projection is not None:
         check_count("projection", projection)
+    _check_convergence(matrix, series)
     generator = as_generator(seed)
     signatures = [_signature(matrix, series, walks, halting, generator) for _ in range(1 if form == "same" else 2)]
     patterns = tuple(pattern for _, pattern in signatures)
@@ -128,6 +130,24 @@ def _as_csr(adjacency: Any) -> scipy.sparse.csr_array:
     if not np.isfinite(matrix.data).all() or (matrix.data < 0).any():
         raise ValueError("adjacency must be finite and non-negative: a walk steps with probability proportional to it.")
     return matrix
+
+
+def _check_convergence(matrix: scipy.sparse.csr_array, series: Series) -> None:
+    """Refuse a graph on which the series, or the modulation that the walks carry, diverges."""
+    if series.modulation_degree is not None:
+        return
+    limit = min(series.radius, series.modulation_radius)
+    # The largest eigenvalue of a non-negative matrix, by the power method; with a self-loop at every node it cannot swing.
+    vector, reach = np.ones(matrix.shape[0]), 0.0
+    for _ in range(POWER_STEPS):
+        image = matrix @ vector + vector
+        reach = float(np.linalg.norm(image) / np.linalg.norm(vector)) - 1
+        vector = image / np.linalg.norm(image)
+    if reach > limit * (1 + 1e-6):
+        raise ValueError(
+            f"{series!r} diverges on this graph: it converges for eigenvalues up to {limit:g}, those of adjacency reach "
+            f"{reach:.3g}. Normalise adjacency, for instance by D^-1/2 W D^-1/2, or use milder parameters."
+        )
 
 
 def _signature(
