@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import time
 import warnings
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,7 @@ from tqdm import tqdm
 from benchmarks.normals_data import meshes, terrain
 from benchmarks.normals_methods import BLOCKS, METHODS, WALKED, Task, TooLarge, cosine
 from benchmarks.normals_report import PAPER, report
-from benchmarks.reporting import ResultsFile, machine_info
+from benchmarks.reporting import ResultsFile, isolated, machine_info
 from swing_gp.commands.normals import split
 from swing_gp.memory import peak_gigabytes
 from swing_gp.meshes import Mesh, vertex_normals
@@ -88,11 +86,6 @@ def clock(mesh: Mesh) -> list[dict[str, Any]]:
     return rows
 
 
-def isolated(mesh: Mesh) -> list[dict[str, Any]]:
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(clock, mesh).result()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="two masks of two small procedural meshes")
@@ -114,7 +107,7 @@ def main() -> None:
         have = {row["mesh"] for row in results.content.get("times", [])}
         for mesh in (bar := tqdm([mesh for mesh in timed if mesh.name not in have], desc="times", unit="mesh")):
             bar.set_postfix_str(mesh.name)
-            for row in isolated(mesh):
+            for row in isolated(clock, mesh):
                 results.append("times", row)
         scored = {(row["mesh"], row["seed"]) for row in results.content.get("scores", [])}
         jobs = [(mesh, seed) for mesh in found for seed in range(number_of_masks(mesh, masks))]

@@ -10,10 +10,8 @@ mean with the training variance stands first: what a model must beat. Without th
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import time
 import warnings
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,7 @@ from tqdm import tqdm
 
 from benchmarks.regression_data import Problem, load
 from benchmarks.regression_models import MODELS
-from benchmarks.reporting import save_figure, write_report
+from benchmarks.reporting import isolated, save_figure, write_report
 
 
 def measure(name: str, problem: Problem) -> dict[str, Any]:
@@ -46,11 +44,6 @@ def measure(name: str, problem: Problem) -> dict[str, Any]:
         "fit": fitted - start,
         "predict": predicted - fitted,
     }
-
-
-def isolated(name: str, problem: Problem) -> dict[str, Any]:
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(measure, name, problem).result()
 
 
 def draw(rows: list[dict[str, Any]], out: Path) -> None:
@@ -86,7 +79,7 @@ def main() -> None:
     arguments = parser.parse_args()
     problems = load(arguments.data)[: 1 if arguments.quick else None]
     work = [(name, problem) for problem in problems for name in MODELS]
-    rows = [isolated(*job) for job in tqdm(work, unit="model")]
+    rows = [isolated(measure, *job) for job in tqdm(work, unit="model")]
     sizes = {problem.name: f"{len(problem.x):,} / {len(problem.x_test):,}" for problem in problems}
     header = ["problem", "train / test", "model", "RMSE", "NLPD", "covered by 95%", "fit s", "predict s"]
     lines = [

@@ -1,13 +1,16 @@
-"""What benchmarks share: a results file that survives interruption, facts about the machine, Markdown tables."""
+"""What benchmarks share: processes of their own, a results file that survives interruption, the machine, Markdown tables."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +26,37 @@ from matplotlib.figure import Figure
 from swing_gp import pictures
 from swing_gp.files import whole_file
 
-__all__ = ["ResultsFile", "machine_info", "markdown_table", "options", "save_figure", "write_atomically", "write_report"]
+__all__ = [
+    "ResultsFile",
+    "attempted",
+    "isolated",
+    "machine_info",
+    "markdown_table",
+    "options",
+    "save_figure",
+    "write_atomically",
+    "write_report",
+]
+
+
+def isolated(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function in a fresh process, so that its peak memory is its own."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([function.__module__])  # what it imports is loaded once
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        return pool.submit(function, *arguments).result()
+
+
+def attempted(function: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
+    """The same; what went wrong is part of the result."""
+    try:
+        return isolated(function, *arguments)
+    except BrokenProcessPool:
+        return {"failed": "out of memory"}
+    except (ValueError, RuntimeError) as error:
+        return {"failed": str(error).split(":")[0]}
+    except Exception as error:  # a peer that does not fit its surroundings is no reason to stop
+        return {"failed": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"}
 
 
 def options(description: str | None, name: str, quick: str) -> argparse.Namespace:

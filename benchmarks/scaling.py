@@ -13,34 +13,16 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import multiprocessing
 import tempfile
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
-from benchmarks.reporting import ResultsFile, machine_info
+from benchmarks.reporting import ResultsFile, attempted, machine_info
 from benchmarks.scaling_report import report
 from benchmarks.scaling_runs import OURS, Case, measure, reference
-
-
-def isolated(function: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
-    """Call a function in a fresh process; what went wrong is part of the result."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["benchmarks.scaling_runs"])
-    try:
-        with ProcessPoolExecutor(1, mp_context=context) as pool:
-            return pool.submit(function, *arguments).result()
-    except BrokenProcessPool:
-        return {"failed": "out of memory"}
-    except (ValueError, RuntimeError) as error:
-        return {"failed": str(error).split(":")[0]}
 
 
 def cases(quick: bool, meshes: Path | None) -> list[Case]:
@@ -88,11 +70,11 @@ def main() -> None:
         for case, names in work:
             path = str(Path(folder) / "truth.pt")
             progress.set_description(f"{case.cloud}, N={case.number:,}: truth")
-            truth = isolated(reference, case, path)
+            truth = attempted(reference, case, path)
             progress.update()
             for method in names:
                 progress.set_description(f"{case.cloud}, N={case.number:,}: {method}")
-                results.append("rows", {**asdict(case), "method": method, **truth, **isolated(measure, case, method, path)})
+                results.append("rows", {**asdict(case), "method": method, **truth, **attempted(measure, case, method, path)})
                 progress.update()
     report(arguments.out)
 

@@ -9,18 +9,16 @@ the covariance it approximates (diffusion of the graph, RBF) on 2,000 nodes, rel
 
 from __future__ import annotations
 
-import multiprocessing
 import time
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import gpytorch
 import torch
 from gpytorch.distributions import MultivariateNormal
 
-from benchmarks.reporting import options, write_report
+from benchmarks.reporting import isolated, options, write_report
 from swing_gp import Diffusion, DiffusionKernel, Gaussian, ImplicitGraph, PairwiseFeatures, graph_kernel
 from swing_gp.memory import peak_gigabytes
 
@@ -107,17 +105,12 @@ def kernel_error(name: str, points: torch.Tensor) -> float:
     return float((ours - truth)[off].norm() / truth[off].norm())
 
 
-def isolated(name: str, number: int) -> dict[str, float]:
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(step_time, name, number).result()
-
-
 def main() -> None:
     arguments = options(__doc__, "training", quick="20,000 nodes only")
     sizes = [("ours", 20_000), ("RFFKernel", 20_000)]
     if not arguments.quick:
         sizes += [("ours", 100_000), ("ours", 1_000_000)]
-    rows = {f"{name}, N = {number:,}": isolated(name, number) for name, number in sizes}
+    rows = {f"{name}, N = {number:,}": isolated(step_time, name, number) for name, number in sizes}
     header = ["kernel", "step s", "over N x 256 x 256", "predict 10,000 s", "peak GB", "error of the kernel"]
     lines = [
         [

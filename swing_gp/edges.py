@@ -27,6 +27,10 @@ from swing_gp.validation import as_parameter
 
 __all__ = ["EdgeFunction", "Gaussian", "Laplace"]
 
+# Half the square of the distance to the centre, in lengthscales, up to which Gaussian weights are made from expanded squares:
+# its rounding error, 1e-12 here, is what features of landmarks amplify.
+LARGEST_HALF = 5e3
+
 
 class EdgeFunction(ABC):
     """A radial edge function of the scaled difference.
@@ -38,6 +42,8 @@ class EdgeFunction(ABC):
     positive_definite = True
     #: The norm of the scaled difference that f depends on.
     norm = 2.0
+    #: The dimension of the points, where f is made for one.
+    dim: int | None = None
 
     def __init__(self, lengthscale: float | Tensor) -> None:
         self.lengthscale = as_parameter("lengthscale", lengthscale, vector=True)
@@ -69,17 +75,17 @@ class EdgeFunction(ABC):
 
     def log_weights(self, x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)
         """Logarithms of the weights between all pairs of two point sets."""
-        # The difference form: the expanded square loses half the digits for points far from the origin.
-        distance = torch.cdist(self.scaled(x), self.scaled(y), compute_mode="donot_use_mm_for_euclid_dist")
-        return self.log_profile(distance)
+        # The difference form, about a centre: the expanded square loses half the digits, and so does a division far from zero.
+        center = y.detach().mean(0)
+        one, two = (self.scaled(z - center) for z in (x, y))
+        return self.log_profile(torch.cdist(one, two, compute_mode="donot_use_mm_for_euclid_dist"))
 
     def weights(self, x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)
         """Weights between all pairs of two point sets."""
         return self.log_weights(x, y).exp()
 
     def smooth_weights(self, x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)
-        """The same at the cost of a matrix product where there is a way, with an absolute error of the square of the scaled
-        distances times the rounding error."""
+        """The same at the cost of a matrix product where there is a way that loses little."""
         return self.weights(x, y)
 
     @abstractmethod
@@ -96,11 +102,11 @@ class EdgeFunction(ABC):
 
     @abstractmethod
     def reach(self, eps: float) -> float:
-        """The distance, in lengthscales, beyond which |f| stays below ``eps``."""
+        r"""The distance, in lengthscales, beyond which :math:`|f|` stays below ``eps``."""
 
     @abstractmethod
     def band(self, eps: float, dim: int) -> float:
-        """The frequency, in inverse lengthscales, beyond which the share ``eps``^2 of the integral of S^2 is left.
+        """The frequency, in inverse lengthscales, beyond which the share ``eps`` squared of the integral of S^2 is left.
 
         By Parseval, leaving out what lies beyond costs a relative root-mean-square error of ``eps``.
         """
@@ -118,9 +124,9 @@ class EdgeFunction(ABC):
         They meet points scaled by the lengthscale, so that gradients reach the lengthscale at fixed draws.
         """
 
-    def _volume(self, dim: int) -> Tensor:
-        """The product of the lengthscales over all dimensions."""
-        return self.lengthscale.expand(dim).prod()
+    def _volume(self, frequency: Tensor) -> Tensor:  # (..., d) -> ()
+        """The product of the lengthscales over all dimensions, in the precision of the frequencies."""
+        return self.lengthscale.to(frequency).expand(frequency.shape[-1]).prod()
 
 
 class Gaussian(EdgeFunction):
@@ -136,6 +142,8 @@ class Gaussian(EdgeFunction):
         center = y.detach().mean(0)
         one, two = (self.scaled(z - center) for z in (x, y))
         halves = [0.5 * z.square().sum(-1) for z in (one, two)]
+        if float(torch.cat(halves).detach().max()) > LARGEST_HALF:
+            return self.weights(x, y)
         # In place: what is left of the cost is in memory.
         return torch.addmm(-halves[1], one, two.mT).sub_(halves[0].unsqueeze(-1)).clamp_max_(0).exp_()
 
@@ -145,7 +153,7 @@ class Gaussian(EdgeFunction):
     def spectral_density(self, frequency: Tensor) -> Tensor:
         dim = frequency.shape[-1]
         scaled = frequency * self.lengthscale.to(frequency)
-        constant = self._volume(dim).to(frequency) / (2 * math.pi) ** (dim / 2)
+        constant = self._volume(frequency) / (2 * math.pi) ** (dim / 2)
         return constant * scaled.square().sum(-1).mul(-0.5).exp()
 
     def sample_frequencies(self, number: int, dim: int, *, generator: torch.Generator, ensemble: str = "orthogonal") -> Tensor:
@@ -177,7 +185,7 @@ class Laplace(EdgeFunction):
         dim = frequency.shape[-1]
         scaled = frequency * self.lengthscale.to(frequency)
         half = (dim + 1) / 2
-        constant = self._volume(dim).to(frequency) * math.exp(math.lgamma(half) - half * math.log(math.pi))
+        constant = self._volume(frequency) * math.exp(math.lgamma(half) - half * math.log(math.pi))
         return constant * (1 + scaled.square().sum(-1)).pow(-half)
 
     def sample_frequencies(self, number: int, dim: int, *, generator: torch.Generator, ensemble: str = "orthogonal") -> Tensor:

@@ -69,20 +69,30 @@ def chebyshev_coefficients(
     :param degree: the degree of a function that is a polynomial.
     """
     low, high = interval
-    number = 16 if degree is None else degree + 1
+    with torch.no_grad():
+        ends = function(torch.tensor([high, low], dtype=torch.float64))
+    number = 16 if degree is None else max(degree, 1) + 1  # a constant is a line, so that every polynomial has its matrix in it
     while True:
-        angles = (torch.arange(number, dtype=torch.float64) + 0.5) * (math.pi / number)
-        values = function(0.5 * (high - low) * angles.cos() + 0.5 * (high + low))
-        transform = torch.cos(torch.outer(torch.arange(number, dtype=torch.float64), angles)) * (2 / number)
+        order = torch.arange(number, dtype=torch.float64)
+        angles = (order + 0.5) * (math.pi / number)
+        nodes = 0.5 * (high - low) * angles.cos() + 0.5 * (high + low)
+        values = function(nodes)
+        transform = torch.cos(torch.outer(order, angles)) * (2 / number)
         coefficients = transform @ values
         coefficients = torch.cat([coefficients[:1] / 2, coefficients[1:]])
         if degree is not None:
             return coefficients
-        size = coefficients.detach().abs()
-        # Coefficients are rounding error below about 1e-14 of the largest.
-        if float(size[-max(2, number // 8) :].max()) <= max(0.1 * tol, 1e-14) * float(size.max()):
+        fitted = coefficients.detach()
+        size = fitted.abs()
+        # Values are rounded, and inherit the rounding of the nodes times the slope: so are the coefficients.
+        slope = (values.detach().diff() / nodes.diff()).abs().max()
+        noise = max(1e-14 * float(size.max()), 4e-16 * max(abs(low), abs(high)) * float(slope))
+        error = max(tol * float(size.max()), noise)
+        # A function may be large where no node is, which is at an end; there the polynomial must agree too.
+        gap = torch.stack([fitted.sum(), fitted[::2].sum() - fitted[1::2].sum()]) - ends
+        if float(size[-max(2, number // 8) :].max()) <= max(0.1 * error, noise) and float(gap.abs().max()) <= number * error:
             tail = size.flip(0).cumsum(0).flip(0)
-            return coefficients[: max(1, int((tail > tol * size.max()).sum()))]
+            return coefficients[: max(2, int((tail > error).sum()))]
         if number >= most:
             return None
         number *= 2

@@ -16,7 +16,7 @@ from swing_gp.series import Series
 from swing_gp.validation import as_generator, check_count, check_interval
 from swing_gp.walks import Walks
 
-__all__ = ["graph_kernel", "kernel_of"]
+__all__ = ["check_request", "graph_kernel", "kernel_of"]
 
 # A grid of at most this many modes is used through the closed forms.
 DENSE_GRID = 512
@@ -58,12 +58,7 @@ def graph_kernel(
         raise TypeError(f"graph must be an ImplicitGraph, got {type(graph).__name__}; wrap your points in one.")
     if not isinstance(series, Series):
         raise TypeError(f"series must be a Series such as Diffusion(1.0), got {series!r}.")
-    if walks is not None and not isinstance(walks, Walks):
-        raise TypeError(f"walks must be None or a Walks(...), got {walks!r}.")
-    if tol is not None:
-        check_interval("tol", tol, 0, 1)
-    if num_features is not None:
-        check_count("num_features", num_features)
+    check_request(walks, tol, num_features)
     if walks is not None and graph.normalization == "random_walk" and walks.sides == 2:
         raise ValueError(
             "Walks(sides=2) needs a symmetric matrix and normalization='random_walk' gives none; use Walks(sides=1), or "
@@ -81,6 +76,16 @@ def graph_kernel(
     operator = kernel_of(chosen, series, walks=walks, tol=tol, generator=generator)
     operator.info = info
     return operator
+
+
+def check_request(walks: Walks | None, tol: float | None, num_features: int | None) -> None:
+    """Refuse arguments that :func:`graph_kernel` and kernels share and that make no sense on any graph."""
+    if walks is not None and not isinstance(walks, Walks):
+        raise TypeError(f"walks must be None or a Walks(...), got {walks!r}.")
+    if tol is not None:
+        check_interval("tol", tol, 0, 1)
+    if num_features is not None:
+        check_count("num_features", num_features)
 
 
 def _check_given(features: FeatureMap, graph: ImplicitGraph, num_features: int | None) -> None:

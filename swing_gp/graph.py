@@ -37,7 +37,7 @@ def chunk_entries(dtype: torch.dtype = torch.float64) -> int:
 def row_chunks(num_rows: int, num_columns: int, dtype: torch.dtype = torch.float64) -> Iterator[slice]:
     """Slices of the rows, each small enough that rows x columns stays within one block of memory."""
     step = max(1, chunk_entries(dtype) // max(1, num_columns))
-    for start in range(0, num_rows, step):
+    for start in range(0, max(1, num_rows), step):  # no rows are one slice too
         yield slice(start, min(start + step, num_rows))
 
 
@@ -69,6 +69,8 @@ class ImplicitGraph:
                 f"lengthscale has {edge.lengthscale.numel()} entries but points have {points.shape[1]} dimensions; "
                 "give one number, or one per dimension."
             )
+        if edge.dim not in (None, points.shape[1]):
+            raise ValueError(f"edge was made for points in {edge.dim} dimensions, but points have {points.shape[1]}: {edge!r}.")
         check_choice("normalization", normalization, NORMALIZATIONS)
         self.points = points
         self.edge = edge
@@ -111,7 +113,8 @@ class ImplicitGraph:
         return other
 
     def weight_rows(self, nodes: Tensor) -> Tensor:  # (n,) -> (n, N)
-        """Exact rows of W, at O(N) each: the yardstick of :meth:`estimate_error`."""
+        """Exact rows of W, at O(N) each: the yardstick of
+        :meth:`~swing_gp.operators.diagnostics.GraphOperator.estimate_error`."""
         return self.edge.weights(self.points[nodes], self.points)
 
 

@@ -4,14 +4,14 @@ Every series knows its coefficients :math:`\alpha`, its modulation :math:`\rho` 
 coefficients of :math:`\sqrt g`), where it converges, and where it is non-negative. All three are differentiable in the
 parameters of the series. With L = I - A the Laplacian of a normalised graph,
 
-=====================================  ==============================================
-``Diffusion(time)``                    :math:`\exp(-t L)`
-``RandomWalk(steps, laziness)``        :math:`(a I - L)^p`
-``RegularizedLaplacian(scale, power)`` :math:`(I + s L)^{-p}`
-``InverseCosine()``                    :math:`\cos(\pi L / 4)`
-``Matern(nu, kappa)``                  :math:`(2 \nu / \kappa^2 + L)^{-\nu}`
-``PowerSeries(alpha)``                 :math:`\sum_k \alpha_k A^k`, a user's own
-=====================================  ==============================================
+======================================  ==============================================
+``Diffusion(time)``                     :math:`\exp(-t L)`
+``RandomWalk(steps, laziness)``         :math:`(a I - L)^p`
+``RegularizedLaplacian(scale, power)``  :math:`(I + s L)^{-p}`
+``InverseCosine()``                     :math:`\cos(\pi L / 4)`
+``Matern(nu, kappa)``                   :math:`(2 \nu / \kappa^2 + L)^{-\nu}`
+``PowerSeries(alpha)``                  :math:`\sum_k \alpha_k A^k`, a user's own
+======================================  ==============================================
 
 >>> series = Diffusion(2.0)
 >>> rho = series.modulation(6)
@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from swing_gp.expansions import chebyshev_coefficients, horner, series_root, truncation
-from swing_gp.validation import as_parameter, check_count
+from swing_gp.validation import as_parameter, as_real, check_count
 
 __all__ = [
     "Diffusion",
@@ -110,7 +110,7 @@ class Series(ABC):
             return horner(self.coefficients(max(self.degree, order) + 1)[order:].to(eigenvalues), eigenvalues)
         # 30 terms reach 0.3^30 = 2e-16 below the switch; above it the cancellation in the difference is harmless.
         alpha = self.coefficients(31).to(eigenvalues)
-        ratio = abs((alpha[1] / alpha[0]).item())
+        ratio = abs((alpha[1] / alpha[0]).item()) if alpha[0].item() else 1e300  # underflown: growth beyond measure
         switch = 0.3 * min(1 / ratio if ratio else math.inf, self.radius, 1e6)
         small = eigenvalues.abs() < switch
         near = horner(alpha[order:], torch.where(small, eigenvalues, torch.zeros_like(eigenvalues)))
@@ -215,7 +215,8 @@ class Diffusion(Series):
         time = self.time.to(eigenvalues)
         small = (time * eigenvalues).abs() < 1e-3
         x = torch.where(small, torch.ones_like(eigenvalues), eigenvalues)
-        far = torch.exp(-time) * torch.expm1(time * x) / x
+        # exp(-t) expm1(t x) / x, in a form in which no factor overflows at long times.
+        far = torch.exp(time * (x.clamp_min(0) - 1)) * -torch.expm1(-time * x.abs()) / x.abs()
         y = torch.where(small, time * eigenvalues, torch.zeros_like(eigenvalues))
         near = torch.exp(-time) * time * (1 + y / 2 * (1 + y / 3 * (1 + y / 4 * (1 + y / 5 * (1 + y / 6)))))
         return torch.where(small, near, far)
@@ -238,7 +239,7 @@ class _Binomial(Series):
 
     @abstractmethod
     def _terms(self) -> tuple[Tensor, Tensor, Tensor]:
-        """a, b and p."""
+        """a, b and p, in float64: a + b may be small beside both."""
 
     @property
     def radius(self) -> float:
@@ -338,7 +339,8 @@ class RegularizedLaplacian(_Binomial):
         return f"RegularizedLaplacian(scale={self.scale.item():g}, power={self.power.item():g})"
 
     def _terms(self) -> tuple[Tensor, Tensor, Tensor]:
-        return 1 + self.scale, -self.scale, -self.power
+        scale = self.scale.double()
+        return 1 + scale, -scale, -self.power.double()
 
 
 class Matern(_Binomial):
@@ -352,7 +354,8 @@ class Matern(_Binomial):
         return f"Matern(nu={self.nu.item():g}, kappa={self.kappa.item():g})"
 
     def _terms(self) -> tuple[Tensor, Tensor, Tensor]:
-        return 1 + 2 * self.nu / self.kappa.square(), -torch.ones_like(self.nu), -self.nu
+        nu = self.nu.double()
+        return 1 + 2 * nu / self.kappa.double().square(), -torch.ones_like(nu), -nu
 
 
 class InverseCosine(Series):
@@ -385,7 +388,7 @@ class PowerSeries(Series):
     """
 
     def __init__(self, alpha: Tensor | list[float]) -> None:
-        tensor = torch.as_tensor(alpha)
+        tensor = as_real("alpha", alpha)
         if tensor.dim() != 1 or tensor.numel() == 0:
             raise ValueError(f"alpha must be a non-empty vector of coefficients, got shape {tuple(tensor.shape)}.")
         if not bool(torch.isfinite(tensor.detach()).all()):

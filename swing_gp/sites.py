@@ -68,6 +68,8 @@ class NodeTable:
     def _by_id(self, x: Tensor) -> Sites:
         if x.dim() == 2 and x.shape[1] != 1:
             raise ValueError(f"Node ids must have shape (n,) or (n, 1), got {tuple(x.shape)}; coordinates must be floats.")
+        if x.dtype == torch.bool or x.is_complex():
+            raise ValueError(f"Node ids must be whole numbers, got {x.dtype}; use mask.nonzero() for the ids of a mask.")
         ids = x.reshape(-1).long()
         if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= len(self.points)):
             raise ValueError(f"Node ids must lie in 0..{len(self.points) - 1}, got {int(ids.min())}..{int(ids.max())}.")
@@ -79,12 +81,17 @@ class NodeTable:
                 f"The graph lives in {self.points.shape[-1]} dimensions, the inputs have {x.shape[-1]}; give coordinates of "
                 "that dimension, or node ids as a LongTensor."
             )
+        if x.dtype != self.points.dtype:
+            raise ValueError(
+                f"The inputs must be {self.points.dtype} like the points of the graph, got {x.dtype}: rounded to another "
+                "precision, nodes are not recognised. Make the graph of the points that you ask for."
+            )
         if not bool(torch.isfinite(x.detach()).all()):
             raise ValueError("The inputs must be finite: they contain NaN or infinity; drop or impute those rows.")
-        keys = row_keys(x.detach().to(self.points.dtype))
+        keys = row_keys(x.detach())
         place = torch.searchsorted(self._keys, keys).clamp_max(len(self._keys) - 1)
         found = self._order[place]
-        is_node = (self._keys[place] == keys) & (self.points[found] == x.detach().to(self.points)).all(-1)
+        is_node = (self._keys[place] == keys) & (self.points[found] == x.detach()).all(-1)
         return Sites(x, torch.where(is_node, found, torch.full_like(found, -1)), keys)
 
 

@@ -46,17 +46,20 @@ class SparsePattern:
     def blocks(self, entries: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Rows and columns of the entries, about ``entries`` of them at a time, in order."""
         start = 0
-        while start < self.shape[0]:
+        while True:  # no rows are one block too
             bound = int(self.crow[start]) + entries
-            stop = max(start + 1, int(torch.searchsorted(self.crow, bound, right=True)) - 1)
+            stop = min(self.shape[0], max(start + 1, int(torch.searchsorted(self.crow, bound, right=True)) - 1))
             yield self.rows(start, stop), self.col[int(self.crow[start]) : int(self.crow[stop])].long()
+            if stop == self.shape[0]:
+                return
             start = stop
 
     def log_sum(self, log_values: Tensor) -> Tensor:  # (entries,) -> (rows,)
         """Logarithms of the row sums of exponentials; every row has an entry."""
         rows = self.rows().to(log_values.device)
         like = torch.empty(self.shape[0], dtype=log_values.dtype, device=log_values.device)
-        largest = torch.full_like(like, -torch.inf).scatter_reduce(0, rows, log_values.detach(), "amax")
+        # Finite also where a row has nothing but zeros, whose sum is zero.
+        largest = torch.full_like(like, torch.finfo(like.dtype).min).scatter_reduce(0, rows, log_values.detach(), "amax")
         return torch.zeros_like(like).index_add(0, rows, (log_values - largest[rows]).exp()).log() + largest
 
     def matmul(self, values: Tensor, rhs: Tensor) -> Tensor:

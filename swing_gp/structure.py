@@ -12,13 +12,13 @@ from torch import Tensor
 
 from swing_gp.choice import Choice, known_error, pick_features
 from swing_gp.features import FeatureMap, FourierGrid, LandmarkFeatures, NeighborFeatures
-from swing_gp.features.named import default_tol
-from swing_gp.front import kernel_of
+from swing_gp.features.named import NAMES, default_tol
+from swing_gp.front import check_request, kernel_of
 from swing_gp.graph import ImplicitGraph
 from swing_gp.operators.preconditioning import LandmarkControl
 from swing_gp.series import Series
 from swing_gp.sites import NodeTable
-from swing_gp.validation import as_generator
+from swing_gp.validation import as_generator, check_choice
 from swing_gp.walks import Walks
 
 __all__ = ["Recipe", "Structure", "Structures"]
@@ -36,6 +36,13 @@ class Recipe:
     tol: float | None
     num_features: int | None
     seed: int
+
+    def __post_init__(self) -> None:
+        check_choice("features", self.features, NAMES)
+        check_request(self.walks, self.tol, self.num_features)
+        if isinstance(self.seed, torch.Generator):
+            raise TypeError("seed must be an int, from which a kernel can make its structure again.")
+        as_generator(self.seed)
 
 
 class Structure:

@@ -148,7 +148,7 @@ def test_a_soft_ball_has_a_differentiable_spectrum():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Ball(-1.0), "lengthscale must be positive"),
+        (lambda: Ball(-1.0), "radius must be positive"),
         (lambda: Ball(torch.ones(2)), "radius must be a single number"),
         (lambda: Ball(1.0, -0.1), "softness must be non-negative"),
         (lambda: Ball(1.0, 0.1, "l1"), "norm='l1' has no soft form"),

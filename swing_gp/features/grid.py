@@ -21,7 +21,7 @@ from swing_gp.features.protocol import DenseFeatures, FeatureMap, log_of_degree
 from swing_gp.graph import ImplicitGraph
 from swing_gp.nufft import PointTransform
 from swing_gp.recent import Recent
-from swing_gp.validation import check_interval
+from swing_gp.validation import check_count, check_interval
 
 __all__ = ["FourierGrid", "GridFeatures"]
 
@@ -36,7 +36,10 @@ def count_modes(graph: ImplicitGraph, tol: float) -> int | None:
     """The modes that a grid would have, before any check against exact rows; None where there can be no grid."""
     if graph.dim > 3 or graph.points.requires_grad or graph.points.device.type != "cpu" or tol < least_tol(graph):
         return None
-    _, spacing, band = _layout(graph, tol)
+    try:
+        _, spacing, band = _layout(graph, tol)
+    except ValueError:  # an edge function without a band, such as a hard ball
+        return None
     _, count = _half_widths(band, spacing)
     return int(count) if count <= MAX_MODES else None
 
@@ -50,7 +53,9 @@ def _layout(graph: ImplicitGraph, tol: float, room: float = 1.0, margin: float =
     """Centre of the box, spacing of the modes (the period clears the box by the reach of f) and band, in float64."""
     low, high = graph.points.detach().amin(0).double(), graph.points.detach().amax(0).double()
     lengthscale = graph.edge.lengthscale.detach().double().cpu().expand(graph.dim)
-    spacing = 2 * math.pi / (high - low + (graph.edge.reach(tol) * room + margin) * lengthscale)
+    # Two images an axis, which may all meet in one place, have half of the tolerance between them.
+    reach = graph.edge.reach(tol / (4 * graph.dim))
+    spacing = 2 * math.pi / (high - low + (reach * room + margin) * lengthscale)
     return 0.5 * (low + high), spacing, graph.edge.band(tol, graph.dim) * room / lengthscale
 
 
@@ -81,6 +86,7 @@ class FourierGrid(FeatureMap):
         margin: float = 0.0,
     ) -> None:
         self.tol, self.max_modes, self.room, self.margin = check_interval("tol", tol, 0, 1), max_modes, room, margin
+        check_count("max_modes", max_modes)
         if graph.dim > 3:
             raise ValueError(
                 f"FourierGrid takes points in 1, 2 or 3 dimensions, got {graph.dim}: its modes grow as their power. Use "

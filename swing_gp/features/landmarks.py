@@ -63,6 +63,8 @@ class LandmarkFeatures(DenseFeatures):
             if generator is None:
                 raise ValueError("generator is needed to choose landmarks; give one, or give landmarks.")
             landmarks = select_landmarks(graph, self._most, generator=generator, residual_tol=residual_tol)
+        elif not torch.is_tensor(landmarks) or landmarks.is_floating_point():
+            raise TypeError(f"landmarks must be a LongTensor of node ids, got {landmarks!r}.")
         elif landmarks.dim() != 1 or landmarks.numel() == 0 or landmarks.unique().numel() != landmarks.numel():
             raise ValueError("landmarks must be a vector of distinct node ids.")
         elif int(landmarks.min()) < 0 or int(landmarks.max()) >= graph.num_nodes:

@@ -19,7 +19,7 @@ from swing_gp.features.protocol import NodeFeatures
 from swing_gp.graph import ImplicitGraph, chunk_entries, recomputed
 from swing_gp.recent import Recent
 from swing_gp.sparse import SparsePattern
-from swing_gp.validation import check_interval
+from swing_gp.validation import as_number, check_interval
 
 __all__ = ["NeighborFeatures", "list_cutoff"]
 
@@ -45,7 +45,7 @@ class NeighborFeatures(NodeFeatures):
 
     def __init__(self, graph: ImplicitGraph, tol: float = 1e-6, *, cutoff: float | None = None) -> None:
         self.tol = check_interval("tol", tol, 0, 1)
-        if cutoff is not None and not cutoff > 0:
+        if cutoff is not None and not as_number("cutoff", cutoff) > 0:
             raise ValueError(f"cutoff must be positive, got {cutoff!r}.")
         self.cutoff = list_cutoff(graph, tol) if cutoff is None else float(cutoff)
         self.graph = graph
@@ -58,7 +58,7 @@ class NeighborFeatures(NodeFeatures):
         return f"NeighborFeatures(pairs={self.num_pairs}, cutoff={self.cutoff:.3g})"
 
     def _scaled(self, x: Tensor) -> np.ndarray:
-        return (x.detach() / self._unit.to(x)).double().cpu().numpy()
+        return (x.detach().double() / self._unit.to(x.device)).cpu().numpy()
 
     def _check_size(self) -> None:
         number = self.graph.num_nodes
@@ -158,7 +158,8 @@ class NeighborFeatures(NodeFeatures):
         moved = []
         for walkers, noise in zip(x, log_noise, strict=True):
             log_weights, pattern = self._log_at(walkers)
-            log_weights = log_weights + noise[pattern.col.to(noise.device)]
+            # A walker out of reach of all nodes moves to the one it has, whose weight may be zero.
+            log_weights = log_weights.clamp_min(torch.finfo(log_weights.dtype).min) + noise[pattern.col.to(noise.device)]
             total = pattern.log_sum(log_weights)
             shares = (log_weights - total[pattern.rows().to(total.device)]).exp()
             moved.append(pattern.matmul(shares, self.graph.points))

@@ -22,7 +22,7 @@ from swing_gp.ensembles import ENSEMBLES, gaussian_ensemble
 from swing_gp.features.protocol import DenseFeatures
 from swing_gp.graph import ImplicitGraph, row_chunks
 from swing_gp.linear_algebra import cross_gram, gram
-from swing_gp.validation import check_choice, check_count
+from swing_gp.validation import as_number, check_choice, check_count
 
 __all__ = ["PositiveFeatures"]
 
@@ -63,9 +63,9 @@ class PositiveFeatures(DenseFeatures):
             )
         check_choice("proposal", proposal, PROPOSALS)
         check_choice("ensemble", ensemble, ENSEMBLES)
-        if importance is not None and not importance > 0:
+        if importance is not None and not as_number("importance", importance) > 0:
             raise ValueError(f"importance must be positive, got {importance!r}.")
-        if not jitter > LEAST_JITTER:
+        if not as_number("jitter", jitter) > LEAST_JITTER:
             raise ValueError(
                 f"jitter must exceed {LEAST_JITTER:.3f} lengthscales, got {jitter!r}: the features have no variance below."
             )
@@ -95,8 +95,8 @@ class PositiveFeatures(DenseFeatures):
 
     @cached_property
     def _centers(self) -> tuple[Tensor, Tensor]:  # (r, d) in lengthscales, (r,)
-        """The scaled centres and the logarithms of the features' constants."""
-        nodes = self.graph.edge.scaled(self.graph.points)
+        """The centres, scaled and about the mean of the nodes, and the logarithms of the features' constants."""
+        nodes = self.graph.edge.scaled(self.graph.points - self.graph.points.mean(0))
         number, dim = self._normals.shape
         if self._parents is not None:
             centers = nodes[self._parents] + self.jitter * self._normals
@@ -104,15 +104,14 @@ class PositiveFeatures(DenseFeatures):
                 [self._mixture(centers[rows], nodes) for rows in row_chunks(number, len(nodes), nodes.dtype)]
             )
         else:
-            origin = nodes.mean(0)
             variance = nodes.new_ones(())
             if self.proposal == "isotropic":
-                median = (nodes - origin).norm(dim=-1).median()
+                median = nodes.norm(dim=-1).median()
                 # Matched: the centres omega/2 spread as the points do, plus the half-width of a bump.
                 variance = 1 + 4 * median.square() / dim if self.importance is None else self.importance * median
                 if not float(variance.detach()) > 0:
                     raise ValueError("proposal='isotropic' needs points that differ; use proposal='plain' or 'data'.")
-            centers = origin + 0.5 * variance.sqrt() * self._normals
+            centers = 0.5 * variance.sqrt() * self._normals
             log_density = -0.5 * self._normals.square().sum(-1) - 0.5 * dim * torch.log(2 * math.pi * variance / 4)
         log_constant = 0.5 * dim * math.log(2 / math.pi) - math.log(number)
         return centers, 0.5 * (log_constant - log_density)
@@ -126,8 +125,7 @@ class PositiveFeatures(DenseFeatures):
     def log_features(self, x: Tensor) -> Tensor:  # (n, r)
         # The square is expanded into one product, about the mean of the nodes to keep its terms small.
         centers, log_constants = self._centers
-        origin = self.graph.points.mean(0)
-        centers, x = centers - self.graph.edge.scaled(origin), self.graph.edge.scaled(x - origin)
+        x = self.graph.edge.scaled(x - self.graph.points.mean(0))
         constants = log_constants - centers.square().sum(-1)
         return torch.addmm(constants, x, centers.mT, alpha=2) - x.square().sum(-1, keepdim=True)
 

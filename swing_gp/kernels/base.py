@@ -17,7 +17,7 @@ from torch import Tensor
 from swing_gp.choice import Choice
 from swing_gp.edges import Gaussian
 from swing_gp.graph import ImplicitGraph
-from swing_gp.kernels.parameters import Getter, Setter
+from swing_gp.kernels.parameters import Getter, Setter, raw_value
 from swing_gp.operators.graph_kernel import FeatureKernelLinearOperator, SeriesLinearOperator
 from swing_gp.operators.kernel_block import KernelBlock
 from swing_gp.operators.low_rank_covariance import LowRankCross, LowRankPlusGroups, per_group
@@ -112,7 +112,7 @@ class GraphKernel(Kernel):
         if lengthscale is None and isinstance(points, ImplicitGraph):
             lengthscale = graph.edge.lengthscale.detach()
         if lengthscale is not None:
-            self.lengthscale = torch.as_tensor(lengthscale, dtype=graph.points.dtype)
+            self.initialize(raw_lengthscale=raw_value(self, "lengthscale", lengthscale))
 
     @property
     def is_stationary(self) -> bool:
@@ -176,6 +176,11 @@ class GraphKernel(Kernel):
     # Covariances between inputs
 
     def __call__(self, x1: Tensor, x2: Tensor | None = None, **kwargs: Any) -> Any:
+        if x2 is not None and x1.is_floating_point() != x2.is_floating_point():
+            raise ValueError(
+                f"x1 and x2 must both be coordinates or both be node ids, got {x1.dtype} and {x2.dtype}; look up the ids of "
+                "coordinates, or give points[ids]."
+            )
         if x1.is_floating_point():
             return super().__call__(x1, x2, **kwargs)
         # GPyTorch compares the last dimension of inputs with ard_num_dims, which means nothing for node ids.

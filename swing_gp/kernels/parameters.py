@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import torch
+from typing import Any
+
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-__all__ = ["Getter", "Setter", "constrained"]
+from swing_gp.validation import as_real
+
+__all__ = ["Getter", "Setter", "constrained", "raw_value"]
 
 
 class Getter:
@@ -32,8 +35,19 @@ def constrained(name: str, doc: str) -> property:
         return getattr(self, f"raw_{name}_constraint").transform(raw)
 
     def put(self: Kernel, value: float | Tensor) -> None:
-        raw = getattr(self, f"raw_{name}")
-        value = torch.as_tensor(value).to(raw).expand(raw.shape)
-        self.initialize(**{f"raw_{name}": getattr(self, f"raw_{name}_constraint").inverse_transform(value)})
+        self.initialize(**{f"raw_{name}": raw_value(self, name, value)})
 
     return property(get, put, doc=doc)
+
+
+def raw_value(kernel: Kernel, name: str, value: Any) -> Tensor:
+    """The raw value of a parameter, in its shape, if its constraint allows the value."""
+    like, constraint = getattr(kernel, f"raw_{name}"), getattr(kernel, f"raw_{name}_constraint")
+    value = as_real(name, value).detach().to(like)
+    if value.numel() not in (1, like.shape[-1], like.numel()):
+        raise ValueError(f"{name} must be one number or have shape {tuple(like.shape)}, got shape {tuple(value.shape)}.")
+    value = value.reshape(like.shape) if value.numel() == like.numel() else value.reshape(-1).expand(like.shape)
+    raw = constraint.inverse_transform(value)
+    if not bool(raw.isfinite().all()):
+        raise ValueError(f"{name} must be finite and inside its constraint, {constraint}, got {value.tolist()}.")
+    return raw

@@ -8,10 +8,12 @@ import torch
 from linear_operator.operators import LinearOperator
 from torch import Tensor
 
+from swing_gp.operators.indexing import Indexed
+
 __all__ = ["BroadcastLinearOperator"]
 
 
-class BroadcastLinearOperator(LinearOperator):
+class BroadcastLinearOperator(Indexed):
     """``base`` expanded over batch dimensions, at no cost. (``BatchRepeatLinearOperator`` repeats the tensors instead.)"""
 
     def __init__(self, base: LinearOperator, *, repeats: torch.Size) -> None:
@@ -36,9 +38,7 @@ class BroadcastLinearOperator(LinearOperator):
         left = torch.empty(()).expand(self.repeats)[batch_indices].shape if batch_indices else self.repeats
         whole = row_index == slice(None) and col_index == slice(None) if isinstance(row_index, slice) else False
         base = self.base if whole else self.base._getitem(row_index, col_index)
-        if not left:
-            return base
-        return self.__class__(base, repeats=left) if whole else base._expand_batch(left)
+        return self.__class__(base, repeats=left) if left else base
 
     def _expand_batch(self, batch_shape: torch.Size | list[int]) -> LinearOperator:
         return self.__class__(self.base, repeats=torch.Size(batch_shape))

@@ -25,7 +25,7 @@ MAX_EXACT_NODES = 5000
 
 @dataclass(frozen=True)
 class ErrorEstimate:
-    r"""What :meth:`GraphOperator.estimate_error` found.
+    r"""What :meth:`~swing_gp.operators.diagnostics.GraphOperator.estimate_error` found.
 
     :ivar adjacency: relative error of rows of the graph's matrix, :math:`|\hat A_S - A_S|_F / |A_S|_F`.
     :ivar kernel: relative error of the kernel beyond its identity part,

@@ -204,6 +204,8 @@ def _loops(residual: Tensor | None, series: Series, *, normalized: bool) -> tupl
         return None, series.coefficients(1)
     loops = residual.double()
     scale = series.coupling(loops)
+    if scale is not None:
+        scale = scale.clamp_min(1e-9)  # a factor of both ends of a tie cannot turn its sign
     if scale is not None and normalized:
         scale = torch.minimum(scale, 1 / (1 - loops.clamp_max(LARGE_LOOP)))
     return scale, series(loops)
@@ -217,7 +219,13 @@ def _spectral_interval(matrix: AdjacencyLinearOperator) -> tuple[float, float]:
         # Approximate features may leave [0, 1] a little, where a Chebyshev polynomial grows fast.
         loops = matrix.residual * (-matrix.log_degree).exp()
         eigenvalues = torch.linalg.eigvalsh(matrix.features.normalized_gram(matrix.log_degree))
-        return min(low, float(eigenvalues.min())), max(high, float(eigenvalues.max()) + float(loops.max()))
+        root = (0.5 * matrix.log_degree).exp().unsqueeze(-1)
+
+        def similar(v: Tensor) -> Tensor:  # P is similar to a symmetric matrix
+            return root * matrix._apply(v / root)
+
+        largest = spectral_radius(similar, root, float(eigenvalues.max()) + float(loops.max()))
+        return min(low, float(eigenvalues.min())), max(high, largest)
     if matrix.graph.normalization is None:
         largest = math.exp(float(matrix.log_degree.max()))  # the largest degree bounds every eigenvalue of W
         high = spectral_radius(matrix._apply, matrix.log_degree.unsqueeze(-1), largest)

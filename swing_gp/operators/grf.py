@@ -116,6 +116,8 @@ def grf_kernel(
 
 def _as_csr(adjacency: Any) -> scipy.sparse.csr_array:
     if torch.is_tensor(adjacency):
+        if adjacency.dim() != 2:
+            raise ValueError(f"adjacency must be a square matrix with at least one node, got shape {tuple(adjacency.shape)}.")
         coo = adjacency.detach().cpu().to_sparse_coo().coalesce()
         adjacency = scipy.sparse.coo_array((coo.values().numpy(), coo.indices().numpy()), shape=tuple(coo.shape))
     if not scipy.sparse.issparse(adjacency):

@@ -41,7 +41,8 @@ CACHED = 2**20
 
 
 class GridKernelLinearOperator(TakesNoise, GraphOperator, MatrixFreeLinearOperator):
-    r"""The collapsed kernel of a :class:`FourierGrid`. Made by :func:`grid_kernel`.
+    r"""The collapsed kernel of a :class:`FourierGrid`. Made by
+    :func:`~swing_gp.operators.grid_kernel.grid_kernel`.
 
     Gradients reach the mode weights (and through them the lengthscale), the degrees and the series.
 
@@ -188,6 +189,8 @@ class GridKernelLinearOperator(TakesNoise, GraphOperator, MatrixFreeLinearOperat
 
 def toeplitz_product(symbol: Tensor, modes: Tensor) -> Tensor:  # (*grid), (k, *modes) -> (k, *modes)
     """Convolve kept modes with the Fourier coefficients of a real symbol on a uniform grid."""
+    if len(modes) == 0:  # which FFTs do not take
+        return modes
     axes = tuple(range(1, modes.dim()))
     parts = modes.split(max(1, CACHED // symbol.numel()))
 
@@ -223,8 +226,12 @@ def grid_kernel(features: FourierGrid, series: Series) -> GridKernelLinearOperat
     """The collapsed kernel of a Fourier grid."""
     graph = features.graph
     log_degree = features.log_degree()
-    interval = _interval(features, log_degree)
-    series.check_spectrum(interval, psd=graph.normalization != "random_walk")
+    low, high = _spectrum(features, log_degree)
+    series.check_spectrum((low, high), psd=graph.normalization != "random_walk")
+    # The error of the grid may carry an eigenvalue out of the interval by about the tolerance.
+    slack = 10 * features.tol * high
+    interval = (low - slack if low < 0 else low, high + slack)
+    series.check_spectrum(interval, psd=False)
     powers = {"symmetric": (-0.5, -0.5), "random_walk": (-1.0, 0.0), None: (0.0, 0.0)}[graph.normalization]
     scales = torch.stack([(power * log_degree).exp() for power in powers])
     weights = features.mode_weights
@@ -251,11 +258,9 @@ def _symbol(features: FourierGrid, density: Tensor) -> Tensor:
     return place_on_grid(modes, grid).squeeze(0) * math.prod(grid)
 
 
-def _interval(features: FourierGrid, log_degree: Tensor) -> tuple[float, float]:
+def _spectrum(features: FourierGrid, log_degree: Tensor) -> tuple[float, float]:
     low, high = features.graph.spectrum
     if features.graph.normalization is None:
         high = math.exp(float(log_degree.detach().max()))
         low = -high if low < 0 else 0.0
-    # The error of the grid may carry an eigenvalue out of the interval by about the tolerance.
-    slack = 10 * features.tol * high
-    return (low - slack if low < 0 else low, high + slack)
+    return low, high

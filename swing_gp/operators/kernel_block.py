@@ -16,10 +16,11 @@ from linear_operator.operators import LinearOperator
 from torch import Tensor
 
 from swing_gp.linear_algebra import frozen_signs
+from swing_gp.operators.graph_kernel import SeriesLinearOperator
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 from swing_gp.operators.matrix_free import MatrixFreeLinearOperator
 from swing_gp.operators.noisy import TakesNoise
-from swing_gp.operators.preconditioning import PROBES, LandmarkControl
+from swing_gp.operators.preconditioning import PROBES, LandmarkControl, estimated_variances
 from swing_gp.sites import Sites
 
 __all__ = ["KernelBlock"]
@@ -129,10 +130,11 @@ class KernelBlock(TakesNoise, MatrixFreeLinearOperator):
         return super()._diagonal()
 
     def _estimated_diagonal(self) -> Tensor:
-        """The diagonal off the graph: the landmarks' and an unbiased estimate of what they leave."""
-        close = self.close()
+        """The diagonal off the graph: the landmarks' and an unbiased estimate of what they leave, or that of samples."""
         signs = frozen_signs(self.shape[-1], PROBES, self.dtype)
-        return close.diagonal() + (signs * (self._apply(signs) - close._matmul(signs))).mean(-1)
+        close = self.close() if self.control.exists else None
+        sample = (lambda number: self.zero_mean_mvn_samples(number).mT) if self.has_root else None
+        return estimated_variances(signs, self._apply(signs), close, sample)[0]
 
     def close(self) -> LowRankPlusDiagonal:
         """The landmark kernel on the same inputs, for a symmetric block; its points are distinct."""
@@ -140,6 +142,11 @@ class KernelBlock(TakesNoise, MatrixFreeLinearOperator):
             factor, diag = self.control.kernel.at(self.sites[0])
             core = self.control.kernel.core * self.outputscale.detach().to(self.control.kernel.core)
             return LowRankPlusDiagonal(factor, core, diag * self.outputscale.detach())
+
+    @property
+    def has_root(self) -> bool:
+        """Whether the kernel can be sampled at these inputs: off the graph, that of a list cannot."""
+        return self.sites[0].on_graph or not isinstance(self.base, SeriesLinearOperator)
 
     def prior_samples(self, other: KernelBlock, number: int) -> Tensor:  # (n + m, number)
         """Joint samples at the rows of this block and of another."""

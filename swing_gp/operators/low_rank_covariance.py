@@ -22,21 +22,27 @@ from linear_operator.utils.memoize import cached
 from torch import Tensor
 
 from swing_gp.linear_algebra import cross_gram
+from swing_gp.operators.indexing import Indexed
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 
 __all__ = ["LowRankCross", "LowRankPlusGroups", "as_cross", "group_sum", "per_group"]
 
 
+def num_groups(*groups: Tensor) -> int:
+    """How many groups there are in lists of inputs, which may be empty."""
+    return 1 + max((int(group.max()) for group in groups if group.numel()), default=-1)
+
+
 def group_sum(group: Tensor, values: Tensor) -> Tensor:  # (*batch, n), (*batch, n, k) -> (*batch, n, k)
     """For every entry the sum over all entries of its group."""
     index = group.unsqueeze(-1).expand_as(values)
-    totals = torch.zeros(*values.shape[:-2], int(group.max()) + 1, values.shape[-1], dtype=values.dtype, device=values.device)
+    totals = torch.zeros(*values.shape[:-2], num_groups(group), values.shape[-1], dtype=values.dtype, device=values.device)
     return totals.scatter_add(-2, index, values).gather(-2, index)
 
 
 def per_group(group: Tensor, values: Tensor) -> Tensor:  # (*batch, n), (*batch, n) -> (*batch, groups)
     """One value a group, from values that agree within groups."""
-    count = int(group.max()) + 1
+    count = num_groups(group)
     return torch.zeros(*values.shape[:-1], count, dtype=values.dtype, device=values.device).scatter(-1, group, values)
 
 
@@ -97,7 +103,7 @@ class LowRankPlusGroups(LowRankPlusDiagonal):
         return entries + torch.where(rows == columns, shared, torch.zeros_like(shared))
 
     def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
-        return LinearOperator._getitem(self, row_index, col_index, *batch_indices)
+        return Indexed._getitem(self, row_index, col_index, *batch_indices)
 
     @cached
     def to_dense(self) -> Tensor:
@@ -152,7 +158,7 @@ class LowRankPlusGroups(LowRankPlusDiagonal):
         if half is None:
             return LinearOperator.root_decomposition(self, method)
         # One column for what the members of a group share, then one of its own for every input.
-        ones = torch.ones(*self.batch_shape, int(self.group.max()) + 1, dtype=self.dtype, device=self.device)
+        ones = torch.ones(*self.batch_shape, num_groups(self.group), dtype=self.dtype, device=self.device)
         member = InterpolatedLinearOperator(
             DiagLinearOperator(ones),
             left_interp_indices=self.group.unsqueeze(-1),
@@ -168,12 +174,12 @@ class LowRankPlusGroups(LowRankPlusDiagonal):
         return LinearOperator.root_inv_decomposition(self, initial_vectors, test_vectors, method)
 
     def _own_samples(self, num_samples: int) -> Tensor:
-        draws = self._white(int(self.group.max()) + 1, num_samples)
+        draws = self._white(num_groups(self.group), num_samples)
         shared = draws.gather(-2, self.group.unsqueeze(-1).expand(*self.group.shape, num_samples))
         return super()._own_samples(num_samples) + self._member.sqrt().unsqueeze(-1) * shared
 
 
-class LowRankCross(LinearOperator):
+class LowRankCross(Indexed):
     r"""The rectangular matrix :math:`F_1 C F_2^\top + S` between two lists of inputs.
 
     :param left: :math:`F_1`, (\*batch, n, k).
@@ -192,7 +198,7 @@ class LowRankCross(LinearOperator):
 
     def _transpose_nonbatch(self) -> LinearOperator:
         rows, columns = self.groups
-        count = int(max(rows.max(), columns.max())) + 1
+        count = num_groups(rows, columns)
         # The value of a point, seen from the columns: zero where no row is that point.
         values = torch.zeros(*self.shared.shape[:-1], count, dtype=self.dtype, device=self.device)
         values = values.scatter(-1, rows.expand(self.shared.shape), self.shared)
@@ -215,7 +221,7 @@ class LowRankCross(LinearOperator):
     def matches(self, rhs: Tensor) -> Tensor:  # (*batch, m, k) -> (*batch, n, k)
         """S v."""
         rows, columns = (group.expand(*rhs.shape[:-2], group.shape[-1]) for group in self.groups)
-        count = int(max(rows.max(), columns.max())) + 1
+        count = num_groups(rows, columns)
         totals = torch.zeros(*rhs.shape[:-2], count, rhs.shape[-1], dtype=rhs.dtype, device=rhs.device)
         totals = totals.scatter_add(-2, columns.unsqueeze(-1).expand_as(rhs), rhs)
         index = rows.unsqueeze(-1).expand(*rows.shape, rhs.shape[-1])

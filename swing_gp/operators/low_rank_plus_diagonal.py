@@ -23,11 +23,12 @@ from linear_operator.utils.memoize import cached
 from torch import Tensor
 
 from swing_gp.linear_algebra import cross_gram, gram
+from swing_gp.operators.indexing import Indexed
 
 __all__ = ["LowRankPlusDiagonal"]
 
 
-class LowRankPlusDiagonal(LinearOperator):
+class LowRankPlusDiagonal(Indexed):
     r"""The symmetric matrix :math:`D + W C W^\top`.
 
     With :math:`G = W^\top D^{-1} W` and :math:`B = (I + C G)^{-1} C`, the inverse is

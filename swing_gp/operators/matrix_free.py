@@ -11,6 +11,7 @@ from linear_operator.operators import LinearOperator
 from torch import Tensor
 
 from swing_gp.operators.broadcast import BroadcastLinearOperator
+from swing_gp.operators.indexing import Indexed
 
 __all__ = ["MatrixFreeLinearOperator", "to_scipy"]
 
@@ -18,7 +19,7 @@ __all__ = ["MatrixFreeLinearOperator", "to_scipy"]
 COLUMNS = 256
 
 
-class MatrixFreeLinearOperator(LinearOperator):
+class MatrixFreeLinearOperator(Indexed):
     """An operator without batch dimensions, given by its action on the columns of a matrix."""
 
     @abstractmethod

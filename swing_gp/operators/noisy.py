@@ -15,6 +15,7 @@ from torch import Tensor
 
 from swing_gp.conjugate_gradients import ConvergenceWarning, conjugate_gradients
 from swing_gp.linear_algebra import frozen_signs
+from swing_gp.operators.indexing import Indexed
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 
 __all__ = ["NoisyKernelLinearOperator", "TakesNoise", "with_noise"]
@@ -27,7 +28,7 @@ LANCZOS_STEPS = 40
 MOST_DENSE = 2000
 
 
-class NoisyKernelLinearOperator(AddedDiagLinearOperator):
+class NoisyKernelLinearOperator(Indexed, AddedDiagLinearOperator):
     """Made by :func:`with_noise`.
 
     The landmark kernel preconditions where it is close enough to help. Probes are drawn from a seed of their own and are the
@@ -80,6 +81,8 @@ class NoisyKernelLinearOperator(AddedDiagLinearOperator):
     def inv_quad_logdet(
         self, inv_quad_rhs: Tensor | None = None, logdet: bool | None = False, reduce_inv_quad: bool | None = True
     ) -> tuple[Tensor, Tensor]:
+        if inv_quad_rhs is not None and inv_quad_rhs.dim() == 1:  # which linear_operator's Cholesky factor does not take
+            inv_quad_rhs = inv_quad_rhs.unsqueeze(-1)
         samples = max(TRACE_SAMPLES, settings.num_trace_samples.value())
         with self._iteratively(), settings.num_trace_samples(samples), torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)

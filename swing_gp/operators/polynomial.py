@@ -19,8 +19,9 @@ def spectral_radius(action: Callable[[Tensor], Tensor], like: Tensor, bound: flo
     diffusion does on raw weights, so the largest degree alone is too generous a bound.
     """
     size = like.shape[0]
-    if size < 3:
-        return bound
+    if size < 3:  # too small for the Lanczos process
+        with torch.no_grad():
+            return min(bound, float(torch.linalg.eigvalsh(action(torch.eye(size).to(like)).double()).abs().max()))
 
     def product(v: np.ndarray) -> np.ndarray:
         with torch.no_grad():

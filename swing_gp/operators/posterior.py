@@ -14,6 +14,7 @@ from swing_gp.operators.kernel_block import KernelBlock
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 from swing_gp.operators.matrix_free import COLUMNS, MatrixFreeLinearOperator
 from swing_gp.operators.noisy import NoisyKernelLinearOperator
+from swing_gp.operators.preconditioning import estimated_variances
 
 __all__ = ["PosteriorCovariance"]
 
@@ -26,8 +27,8 @@ class PosteriorCovariance(MatrixFreeLinearOperator):
     """The posterior covariance at test inputs, through solves; nothing of size test x train is kept.
 
     Variances at many points are those of the landmark kernel's posterior, in closed form, plus an unbiased estimate of the
-    difference; :meth:`variance_standard_error` says how good it is. Samples are pathwise (Wilson et al., 2020): a prior
-    sample, corrected by one solve.
+    difference or, where landmarks do not resolve the graph, mean squares of samples; :meth:`variance_standard_error` says how
+    good they are. Samples are pathwise (Wilson et al., 2020): a prior sample, corrected by one solve.
     """
 
     def __init__(self, test: KernelBlock, cross: KernelBlock, noisy: NoisyKernelLinearOperator) -> None:
@@ -74,14 +75,15 @@ class PosteriorCovariance(MatrixFreeLinearOperator):
         return variances, torch.zeros_like(variances)
 
     def _estimated(self) -> tuple[Tensor, Tensor]:
-        close = self._landmark_posterior()
         signs = frozen_signs(self.shape[-1], PROBES, self.dtype)
-        terms = signs * (self._apply(signs) - close._matmul(signs))
-        error = terms.std(-1) / PROBES**0.5
+        close = self._landmark_posterior() if self.test.control.exists else None
+        drawn = self.test.has_root and self.noisy._linear_op.has_root
+        sample = (lambda number: self.zero_mean_mvn_samples(number).mT) if drawn else None
+        estimate, error = estimated_variances(signs, self._apply(signs), close, sample)
         # Even if all else were known, the identity part that a point has for itself is seen through noise only.
         own = self.test.head[0] * self.test.outputscale
         noise = self.noisy._diag_tensor._diagonal().min()
-        return (close.diagonal() + terms.mean(-1)).clamp_min(float(own * noise / (own + noise))), error
+        return estimate.clamp_min(float(own * noise / (own + noise))), error
 
     def _landmark_posterior(self) -> LowRankPlusDiagonal:
         """The posterior covariance of the landmark kernel with the same noise, ignoring what equal points share."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -16,7 +17,7 @@ from swing_gp.operators.graph_kernel import FeatureKernelLinearOperator, collaps
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 from swing_gp.series import Series
 
-__all__ = ["LandmarkControl"]
+__all__ = ["LandmarkControl", "estimated_variances"]
 
 LANDMARKS = 512
 # Probes of the diagonal estimator; they are drawn once from a seed, so that the diagonal is one fixed vector.
@@ -60,9 +61,11 @@ class LandmarkControl:
         of what the landmarks leave, not of K.
         """
         signs = frozen_signs(self.graph.num_nodes, PROBES, operator.dtype)
-        terms = signs * (operator._apply(signs) - (self.kernel @ signs).detach())
-        error = terms.detach().std(-1) / PROBES**0.5
-        return self.kernel.diagonal().detach() + terms.mean(-1), error
+        close = self.kernel if self.exists else None
+        drawn = self.graph.normalization != "random_walk"
+        sample = (lambda number: operator.zero_mean_mvn_samples(number).mT) if drawn else None
+        estimate, error = estimated_variances(signs, operator._apply(signs), close, sample)
+        return estimate, error.detach()
 
     def distance(self, operator: Any) -> float:
         """The spectral norm of K - K_L, by a few steps of the power method (from below, within some percent)."""
@@ -86,10 +89,15 @@ class LandmarkControl:
         assert isinstance(close, LowRankPlusDiagonal)
         return close
 
+    @property
+    def exists(self) -> bool:
+        """Whether there is a landmark kernel: not of a ball."""
+        return self.graph.edge.positive_definite
+
     @cached_property
     def _hopeless(self) -> bool:
-        """Whether the weights have an effective rank beyond the landmarks, so that making them would be a waste."""
-        return sample_pairs(self.graph, 0.0)[1] > LANDMARKS
+        """Whether there are no landmarks, or fewer than the effective rank of the weights: making them would be a waste."""
+        return not self.exists or sample_pairs(self.graph, 0.0)[1] > LANDMARKS
 
     def helps(self, operator: Any, noise: float) -> bool:
         """Whether the preconditioned system is at least four times better conditioned, for half the steps."""
@@ -100,3 +108,35 @@ class LandmarkControl:
         plain = (most + noise) / floor
         preconditioned = 1 + self.distance(operator) / floor
         return 4 * preconditioned < plain
+
+
+def estimated_variances(
+    signs: Tensor, product: Tensor, close: LowRankPlusDiagonal | None, sample: Callable[[int], Tensor] | None
+) -> tuple[Tensor, Tensor]:  # (n, m), (n, m) -> (n,), (n,)
+    r"""Variances and their standard errors from m probes of a covariance C.
+
+    :math:`z \circ C z` over signs z has a matrix close to C for a control variate. Where landmarks resolve the graph that is
+    accurate; where they do not, and above all for long diffusion times, it is useless. The mean square of m samples has a
+    relative error of :math:`\sqrt{2/m}`, whatever the covariance, and takes over there.
+
+    :param signs: the signs z, as columns.
+    :param product: C z.
+    :param close: the matrix close to C, if there is one.
+    :param sample: draws that many samples as columns; None where they are not to be had.
+    """
+    number = signs.shape[-1]
+    plain = signs * product
+    terms = plain
+    if close is not None:
+        with torch.no_grad():
+            diagonal, rest = close.diagonal().unsqueeze(-1), signs * (close @ signs)
+        terms = diagonal + (plain - rest)
+    estimate, error = terms.mean(-1), terms.std(-1) / number**0.5
+    if bool(error.detach().norm() <= (2 / number) ** 0.5 * estimate.detach().norm()):  # not where they are NaN
+        return estimate, error
+    if sample is None:
+        return plain.mean(-1), plain.std(-1) / number**0.5
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # the same at every call, like the signs
+        squares = sample(number).square()
+    return squares.mean(-1), squares.std(-1) / number**0.5

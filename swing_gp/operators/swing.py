@@ -22,9 +22,9 @@ __all__ = ["SwingLinearOperator", "swing_kernel"]
 class SwingLinearOperator(GraphOperator, MatrixFreeLinearOperator):
     r"""Frozen walks as a matrix: :math:`\Phi` (one-sided) or :math:`\Phi \Phi^\top` (two-sided, symmetric PSD).
 
-    Made by :func:`swing_kernel`. Its tensors are the diagonal of :math:`\Phi` and, for dense features shared by all walks,
-    the factors F and :math:`\Psi` of :math:`\Phi = \mathrm{diag} + F \Psi^\top`; otherwise positions, weights and column
-    scales of every group and the tensors of the graph, and products go through the two verbs.
+    Made by :func:`~swing_gp.operators.swing.swing_kernel`. Its tensors are the diagonal of :math:`\Phi` and, for dense
+    features shared by all walks, the factors F and :math:`\Psi` of :math:`\Phi = \mathrm{diag} + F \Psi^\top`; otherwise
+    positions, weights and column scales of every group and the tensors of the graph, and products go through the two verbs.
 
     :param maps: the feature map of every group of walks; empty for the factored form.
     """

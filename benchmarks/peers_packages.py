@@ -1,0 +1,83 @@
+"""The peers of :mod:`benchmarks.peers`: optional packages, where they come from, and our graphs in the form they take."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import logging
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+import torch
+from torch import Tensor
+
+__all__ = ["PACKAGES", "Package", "grf_kernel_of", "heat_kernel_of", "installed", "softplus_inverse"]
+
+
+@dataclass(frozen=True)
+class Package:
+    module: str
+    project: str  # what pip calls it
+    about: str
+
+
+PACKAGES = {
+    "GPyTorch": Package("gpytorch", "gpytorch", "exact GPs, random Fourier features"),
+    "GeometricKernels": Package("geometric_kernels", "geometric_kernels", "heat kernels by a dense eigendecomposition"),
+    "fast-graph-gp": Package("grf_gp", "fast-graph-gp", "graph random features and pathwise conditioning on sparse graphs"),
+    "KeOps": Package("pykeops", "pykeops", "exact products with matrices that are never stored"),
+}
+
+
+def installed() -> dict[str, str | None]:
+    """The versions of the peers that are there; None for those that are not."""
+    return {
+        name: importlib.metadata.version(package.project) if importlib.util.find_spec(package.module) else None
+        for name, package in PACKAGES.items()
+    }
+
+
+def heat_kernel_of(weights: Tensor, levels: int | None, *, normalize: bool) -> Any:  # (N, N)
+    r"""GeometricKernels' heat kernel of a dense graph, :math:`\exp(-\ell^2 L / 2)` for the normalised Laplacian L.
+
+    :param levels: of the spectrum, from the smooth end; None for the package's own number.
+    """
+    vars(np).setdefault("trapz", np.trapezoid)  # geomstats 2.8, on which it stands, imports a name that NumPy 2.4 dropped
+    logging.disable(logging.INFO)  # it greets
+    import geometric_kernels.torch  # noqa: F401
+    from geometric_kernels.kernels import MaternGeometricKernel
+    from geometric_kernels.spaces import Graph
+
+    logging.disable(logging.NOTSET)
+
+    symmetric = 0.5 * (weights + weights.mT)  # to the last bit: it checks
+    return MaternGeometricKernel(Graph(symmetric, normalize_laplacian=True), num=levels, normalize=normalize)
+
+
+def grf_kernel_of(adjacency: Any, time: float, *, walks: int, length: int, halting: float, variance: float = 1.0) -> Any:
+    r"""fast-graph-gp's estimate of :math:`c \exp(-t (I - A))` from random walks on the sparse matrix A.
+
+    The package takes a matrix M and estimates :math:`\sigma^2 \exp(-\beta M)`. Its own examples walk on M = I - A, where terms
+    of both signs cancel and the variance is beyond use for t of order one. With M = -A and
+    :math:`\sigma^2 = c e^{-t}` all terms are positive, for the same kernel.
+    """
+    from grf_gp import DiffusionGRFKernel, GRFSampler
+
+    matrix = scipy.sparse.csr_array(adjacency)
+    indices = (torch.from_numpy(part.astype(np.int64)) for part in (matrix.indptr, matrix.indices))
+    walked = torch.sparse_csr_tensor(*indices, torch.from_numpy(-matrix.data), size=matrix.shape)
+    sampler = GRFSampler(
+        walked, walks_per_node=walks, p_halt=halting, max_walk_length=length, seed=1, use_tqdm=False
+    )  # its 0 is 42
+    kernel = DiffusionGRFKernel(sampler(), length).double()
+    with torch.no_grad():
+        kernel.raw_beta.fill_(softplus_inverse(time))
+        kernel.raw_sigma_f.fill_(softplus_inverse(math.sqrt(variance) * math.exp(-time / 2)))
+    return kernel
+
+
+def softplus_inverse(value: float) -> float:
+    return value + math.log(-math.expm1(-value))

@@ -1,0 +1,198 @@
+"""Kernel products of :mod:`benchmarks.peers`: the same diffusion kernel of the same graph, by us and by the peers."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import scipy.sparse
+import torch
+from scipy.sparse.linalg import expm_multiply
+from torch import Tensor
+
+from benchmarks.peers_packages import grf_kernel_of, heat_kernel_of
+from benchmarks.scaling_runs import (
+    TIME,
+    TOL,
+    Case,
+    bumpy_sphere,
+    by_lanczos,
+    clock,
+    dense_weights,
+    keops_weights,
+    relative,
+    tightest_kernel,
+)
+from swing_gp import Ball, Diffusion, ImplicitGraph, NeighborFeatures, graph_kernel, grf_kernel
+from swing_gp.memory import peak_gigabytes
+
+__all__ = ["CLOUDS", "METHODS", "GraphCase", "measure_product", "truth"]
+
+# A closed surface at a lengthscale near the spacing; a dense cloud at a long one; an unweighted graph of some seven edges a
+# node, which is where libraries for explicit graphs are at home.
+SURFACE, CUBE, EPSILON = "surface", "cube 0.3", "epsilon-graph"
+CLOUDS = {
+    SURFACE: "a bumpy sphere, Gaussian weights, lengthscale twice the spacing",
+    CUBE: "uniform points in the unit cube, Gaussian weights, lengthscale 0.3",
+    EPSILON: "the bumpy sphere, weight one within 1.5 spacings and none beyond",
+}
+EXACT = 10_000  # nodes up to which the truth takes a dense matrix
+TERMS = 60  # of the Taylor series: 5^60 / 60! is 1e-40
+WALKS, WALK_LENGTH, HALTING = 25, 15, 0.1
+LIST_TOL = 1e-5
+# A walk that goes to every neighbour alike, as in fast-graph-gp, is served best by a short list.
+WALKED_TOL = 0.1
+
+
+class GraphCase(Case):
+    """A cloud of :mod:`benchmarks.scaling` or an unweighted graph. In double precision: peers on graphs know no other."""
+
+    def points(self) -> tuple[Tensor, float]:
+        if self.cloud != EPSILON:
+            return super().points()
+        points, lengthscale = bumpy_sphere(self.number)
+        return points, 0.75 * lengthscale
+
+    def graph(self, dtype: torch.dtype = torch.float64) -> ImplicitGraph:
+        if self.cloud != EPSILON:
+            return super().graph(dtype)
+        points, radius = self.points()
+        return ImplicitGraph(points.to(dtype), Ball(radius))
+
+    def weights(self) -> Tensor:  # (N, N)
+        """The dense matrix, for the peers that need it and for the truth."""
+        graph = self.graph()
+        if self.cloud == EPSILON:
+            return torch.from_numpy(listed(graph, TOL).toarray())
+        return graph.edge.weights(graph.points, graph.points)
+
+
+def listed(graph: ImplicitGraph, tol: float) -> scipy.sparse.csr_array:
+    """Our neighbour list as an explicit graph."""
+    features = NeighborFeatures(graph, tol)
+    pattern = features.pattern
+    entries = (features.node_weights.numpy(), pattern.col.numpy(), pattern.crow.numpy())
+    return scipy.sparse.csr_array(entries, shape=pattern.shape)
+
+
+def normalized(weights: Any) -> scipy.sparse.csr_array:
+    root = scipy.sparse.diags_array(weights.sum(axis=1) ** -0.5)
+    return (root @ weights @ root).tocsr()
+
+
+# The methods: a graph to a product
+
+
+Product = Callable[[Tensor], Any]
+
+
+def ours(features: str) -> Callable[[GraphCase], Product]:
+    def build(case: GraphCase) -> Product:
+        return graph_kernel(case.graph(), Diffusion(TIME), features=features, tol=TOL).matmul
+
+    return build
+
+
+def our_walks(case: GraphCase) -> Product:
+    return grf_kernel(normalized(listed(case.graph(), LIST_TOL)), Diffusion(TIME), walks=WALKS, halting=HALTING).matmul
+
+
+def geometric_kernels(case: GraphCase) -> Product:
+    """All levels of the spectrum. Its features make a product cheaper than its matrix would."""
+    kernel = heat_kernel_of(case.weights(), case.number, normalize=False)
+    from geometric_kernels.kernels import default_feature_map
+
+    infinite, lengthscale = (torch.tensor([value], dtype=torch.float64) for value in (math.inf, math.sqrt(2 * TIME)))
+    nodes = torch.arange(case.number).unsqueeze(-1)
+    _, features = default_feature_map(kernel=kernel)(nodes, {"nu": infinite, "lengthscale": lengthscale}, normalize=False)
+    return lambda v: features @ (features.mT @ v) / case.number  # its eigenvectors have norm sqrt(N)
+
+
+def fast_graph_gp(case: GraphCase) -> Product:
+    matrix = normalized(listed(case.graph(), WALKED_TOL))
+    kernel = grf_kernel_of(matrix, TIME, walks=WALKS, length=WALK_LENGTH, halting=HALTING)
+    with torch.no_grad():
+        return kernel(torch.arange(case.number, dtype=torch.float64).unsqueeze(-1)).evaluate_kernel().matmul
+
+
+def lanczos(weights: Callable[[Tensor], Callable[[Tensor], Tensor]]) -> Callable[[GraphCase], Product]:
+    """Single precision, where both are at their best."""
+
+    def build(case: GraphCase) -> Product:
+        points, lengthscale = case.points()
+        multiply = weights(points / lengthscale)
+        scale = multiply(torch.ones(len(points), 1)).rsqrt()
+        return lambda v: by_lanczos(lambda u: scale * multiply(scale * u), scale, v.float())
+
+    return build
+
+
+def scipy_list(case: GraphCase) -> Product:
+    matrix = normalized(listed(case.graph(), LIST_TOL))
+    generator = (TIME * (matrix - scipy.sparse.eye_array(case.number))).tocsr()
+    return lambda v: expm_multiply(generator, v.numpy())
+
+
+@dataclass(frozen=True)
+class Method:
+    build: Callable[[GraphCase], Product]
+    most: dict[str, int]  # by cloud: the nodes it holds, or finishes in a minute or two
+    package: str | None = None
+
+
+EVERY = dict.fromkeys(CLOUDS, 100_000)
+METHODS = {
+    "swing_gp, auto": Method(ours("auto"), EVERY),
+    "swing_gp, landmarks": Method(ours("landmarks"), {SURFACE: 10_000, CUBE: 100_000}),
+    "swing_gp, GRF on our list": Method(our_walks, {SURFACE: 10_000, EPSILON: 10_000}),
+    "GeometricKernels": Method(geometric_kernels, dict.fromkeys(CLOUDS, 4_000), "GeometricKernels"),
+    "fast-graph-gp": Method(fast_graph_gp, {SURFACE: 10_000, CUBE: 1_000, EPSILON: 10_000}, "fast-graph-gp"),
+    "KeOps + Lanczos": Method(lanczos(keops_weights), {SURFACE: 10_000, CUBE: 10_000}, "KeOps"),
+    "dense + Lanczos": Method(lanczos(dense_weights), {SURFACE: 10_000, CUBE: 10_000}),
+    "our list + SciPy": Method(scipy_list, {SURFACE: 100_000, EPSILON: 100_000}),
+}
+
+
+def measure_product(case: GraphCase, name: str, reference: str) -> dict[str, Any]:
+    """Seconds of set-up and of K v, peak memory, and the relative error."""
+    torch.set_num_threads(multiprocessing.cpu_count())
+    warnings.simplefilter("ignore")
+    build = METHODS[name].build
+    build(GraphCase(case.cloud, 300))(GraphCase(case.cloud, 300).vector().double())  # libraries load, code is compiled
+    v = case.vector().double()
+    setup, product = clock(lambda: build(case))
+    seconds, found = clock(lambda: product(v))
+    return {"setup": setup, "kv": seconds, "peak_gb": peak_gigabytes(), "error": relative(found, torch.load(reference))}
+
+
+def truth(case: GraphCase, path: str) -> dict[str, Any]:
+    """Write K v to a file; say what it is and how far off the trivial guess alpha_0 v is."""
+    warnings.simplefilter("ignore")
+    v = case.vector().double()
+    if case.cloud == EPSILON:
+        matrix, name = normalized(listed(case.graph(), TOL)), "Taylor series of the sparse matrix"
+        exact = taylor(lambda u: torch.from_numpy(matrix @ u.numpy()), v)
+    elif case.number <= EXACT:
+        weights, name = case.weights(), "Taylor series of the dense matrix"
+        scale = weights.sum(-1, keepdim=True).rsqrt()
+        exact = taylor(lambda u: scale * (weights @ (scale * u)), v)
+    else:
+        tightest, route = tightest_kernel(case.graph(), v)
+        if tightest is None or route is None:
+            raise RuntimeError(f"No route of ours reaches a truth at {case.number:,} nodes of {case.cloud}.")
+        exact, name = tightest, f"our own route, {route}"
+    torch.save(exact, path)
+    return {"reference": name, "trivial": relative(math.exp(-TIME) * v, exact)}
+
+
+def taylor(step: Callable[[Tensor], Tensor], v: Tensor) -> Tensor:
+    """exp(-t) exp(t A) v, term by term: nothing cancels, because the spectrum of A lies in [-1, 1] and mostly above zero."""
+    total = term = v
+    for power in range(1, TERMS):
+        term = TIME / power * step(term)
+        total = total + term
+    return math.exp(-TIME) * total
