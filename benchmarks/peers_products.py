@@ -9,7 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import scipy.sparse
+import scipy.spatial
 import torch
 from scipy.sparse.linalg import expm_multiply
 from torch import Tensor
@@ -67,7 +69,7 @@ class GraphCase(Case):
         """The dense matrix, for the peers that need it and for the truth."""
         graph = self.graph()
         if self.cloud == EPSILON:
-            return torch.from_numpy(listed(graph, TOL).toarray())
+            return torch.from_numpy(unweighted(*self.points()).toarray())
         return graph.edge.weights(graph.points, graph.points)
 
 
@@ -77,6 +79,14 @@ def listed(graph: ImplicitGraph, tol: float) -> scipy.sparse.csr_array:
     pattern = features.pattern
     entries = (features.node_weights.numpy(), pattern.col.numpy(), pattern.crow.numpy())
     return scipy.sparse.csr_array(entries, shape=pattern.shape)
+
+
+def unweighted(points: Tensor, radius: float) -> scipy.sparse.csr_array:
+    """All pairs within a radius, and self-loops, by SciPy alone."""
+    pairs = scipy.spatial.cKDTree(points.double().numpy()).query_pairs(radius, output_type="ndarray")
+    ones, shape = np.ones(len(pairs)), (len(points), len(points))
+    upper = scipy.sparse.coo_array((ones, (pairs[:, 0], pairs[:, 1])), shape=shape).tocsr()
+    return upper + upper.T + scipy.sparse.eye_array(len(points), format="csr")
 
 
 def normalized(weights: Any) -> scipy.sparse.csr_array:
@@ -174,7 +184,7 @@ def truth(case: GraphCase, path: str) -> dict[str, Any]:
     warnings.simplefilter("ignore")
     v = case.vector().double()
     if case.cloud == EPSILON:
-        matrix, name = normalized(listed(case.graph(), TOL)), "Taylor series of the sparse matrix"
+        matrix, name = normalized(unweighted(*case.points())), "Taylor series of the sparse matrix"
         exact = taylor(lambda u: torch.from_numpy(matrix @ u.numpy()), v)
     elif case.number <= EXACT:
         weights, name = case.weights(), "Taylor series of the dense matrix"

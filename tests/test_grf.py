@@ -135,7 +135,7 @@ def test_a_dense_array_is_sent_to_scipy():
 def test_a_series_that_diverges_on_the_graph_is_refused():
     ring = scipy.sparse.diags_array([0.5, 0.5, 0.5, 0.5], offsets=[-49, -1, 1, 49], shape=(50, 50))
     for series, scale in ((RegularizedLaplacian(1.0), 8.0), (Matern(1.5, 2.0), 8.0), (LogMatern(), 1.0)):
-        with pytest.raises(ValueError, match="diverges on this graph.*Normalise adjacency"):
+        with pytest.raises(ValueError, match=r"diverges on this graph.*Normalise adjacency"):
             grf_kernel(scale * ring, series)
     for series in (RegularizedLaplacian(1.0), Matern(1.5, 2.0), RandomWalk(3), Diffusion(2.0), InverseCosine()):
         dense = grf_kernel(ring, series, walks=200).to_dense()
