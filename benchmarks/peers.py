@@ -3,9 +3,10 @@
     python -m benchmarks.peers [--quick] [--data ../shared/data/regression] [--out results/peers]
 
 Every entry is measured in this run, in a process of its own, at the sizes a method holds or finishes in a minute or two; peak
-memory is of that process, Python and its libraries (about 0.3 GB) included, and workers it starts left out. Peers are optional: one that is missing is named
-and left out. Products are of the diffusion kernel exp(-5 (I - W~)), the same for all; errors are relative to a Taylor series of
-the dense (or sparse) matrix, above 10,000 nodes to our own tightest route, and stand beside that of the guess alpha_0 v.
+memory is of that process, Python and its libraries (about 0.3 GB) included and worker processes of its own left out. Peers are
+optional: one that is missing is named and left out. Products are of the diffusion kernel exp(-5 (I - W~)), the same for all, in
+double precision (KeOps and dense matrices: single); we are asked for an error of 1e-5. Errors are relative to a Taylor series
+of the dense (or sparse) matrix, above 10,000 nodes to our own tightest route, and stand beside that of the guess alpha_0 v.
 Regressions train by the same number of steps of Adam; the training mean stands first.
 """
 
