@@ -30,7 +30,7 @@ lint: $(READY)
 	$(BIN)/mypy
 
 notebooks: $(READY)  ## runs every notebook from top to bottom; the stored outputs stay as they are
-	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --nbmake --nbmake-timeout=900 notebooks
+	KEOPS_VERBOSE=0 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --nbmake --nbmake-timeout=900 notebooks
 
 docs: $(READY)  ## the documentation, into build/docs/index.html
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs

@@ -27,7 +27,7 @@ from benchmarks.regression_data import Problem
 from benchmarks.reporting import ResultsFile, attempted, machine_info
 
 SIZES, QUICK_SIZES = (1_000, 4_000, 10_000, 100_000), (1_000,)
-STEPS, QUICK_STEPS = 30, 15
+STEPS, QUICK_STEPS = 30, 10
 
 
 def product_jobs(quick: bool, have: set[str | None]) -> list[tuple[GraphCase, list[str]]]:

@@ -45,10 +45,9 @@ def thinned(problem: Problem, number: int, number_test: int) -> Problem:
 def problems(folder: Path, *, quick: bool) -> list[Problem]:
     if quick:
         return [spiral(1_500, observed=0.04)]
-    found = [spiral(2_000), spiral(20_000, observed=0.003), thinned(synthetic(np.random.default_rng(0)), 1_500, 500)]
+    found = [spiral(2_000), spiral(20_000, observed=0.003), thinned(synthetic(np.random.default_rng(0)), 1_200, 400)]
     if not (folder / "argo2016_ocean_temp.npz").exists():
         print(f"{folder} has no argo2016_ocean_temp.npz, so ocean temperatures are left out; give its folder with --data.")
         return found
-    ocean = argo(folder, np.random.default_rng(0))
-    ocean = replace(ocean, name="Argo")
-    return [*found, thinned(ocean, 1_500, 500), replace(ocean, name=f"Argo, {len(ocean.x) + len(ocean.x_test):,}")]
+    ocean = replace(argo(folder, np.random.default_rng(0)), name="Argo")
+    return [*found, thinned(ocean, 1_200, 400), thinned(ocean, 9_000, 1_000)]

@@ -142,10 +142,16 @@ def draw_regressions(rows: list[Row], path: Path) -> None:
     """The spiral, then time against error for every problem."""
     names = list(dict.fromkeys(row["problem"] for row in rows))
     methods = [name for name in dict.fromkeys(row["method"] for row in rows) if name != MEAN]
-    size = (1 + 3.6 * (1 + len(names)), 4.8)
-    figure, axes = plt.subplots(1, 1 + len(names), figsize=size, squeeze=False, layout="constrained")
-    draw_spiral(axes[0, 0])
-    for axis, name in zip(axes[0, 1:], names, strict=True):
+    panels = 1 + len(names)
+    rows_of_panels = 1 if panels <= 3 else 2
+    columns = -(-panels // rows_of_panels)
+    size = (1 + 3.8 * columns, 0.8 + 4 * rows_of_panels)
+    figure, grid = plt.subplots(rows_of_panels, columns, figsize=size, squeeze=False, layout="constrained")
+    first, *axes = grid.flat
+    draw_spiral(first)
+    for unused in axes[len(names) :]:
+        unused.set_axis_off()
+    for axis, name in zip(axes, names, strict=False):
         for row in (row for row in rows if row["problem"] == name and "failed" not in row):
             if row["method"] == MEAN:
                 axis.axhline(row["rmse"], color="0.5", linestyle="--", label=MEAN)
@@ -160,9 +166,8 @@ def draw_regressions(rows: list[Row], path: Path) -> None:
         axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
         axis.grid(alpha=0.3)
         axis.set_title(name, fontsize=10)
-        axis.set_xlabel("seconds to train and predict")
-    axes[0, 1].set_ylabel("RMSE on held-out inputs")
-    figure.legend(*axes[0, 1].get_legend_handles_labels(), loc="outside lower center", ncols=1 + len(names), fontsize=8)
+        axis.set(xlabel="seconds to train and predict", ylabel="RMSE on held-out inputs")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=min(3, columns), fontsize=8)
     save_figure(figure, path)
 
 

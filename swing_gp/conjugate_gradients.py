@@ -80,5 +80,7 @@ def conjugate_gradients(
 
 
 def largest_residual(residual: Tensor, rhs: Tensor) -> float:
-    """The largest relative residual over right-hand sides."""
+    """The largest relative residual over right-hand sides; zero for none."""
+    if rhs.shape[-1] == 0:
+        return 0.0
     return float((residual.norm(dim=0) / rhs.norm(dim=0).clamp_min(torch.finfo(rhs.dtype).tiny)).max())

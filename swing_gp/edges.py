@@ -28,7 +28,7 @@ from swing_gp.validation import as_parameter
 __all__ = ["EdgeFunction", "Gaussian", "Laplace"]
 
 # Half the square of the distance to the centre, in lengthscales, up to which Gaussian weights are made from expanded squares:
-# its rounding error, 1e-12 here, is what features of landmarks amplify.
+# the rounding error of those is 1e-12 here, and features of landmarks amplify it.
 LARGEST_HALF = 5e3
 
 

@@ -409,8 +409,9 @@ class PowerSeries(Series):
 
     @property
     def nonnegative(self) -> tuple[float, float]:
-        """The widest interval around [0, 1], within [-1, 1e6], on which no sign change is seen (sampled)."""
-        grid = torch.cat([torch.linspace(-1, 1, 4001), torch.logspace(0, 6, 4001)]).to(torch.float64)
+        """The widest interval around [0, 1], within [-1e6, 1e6], on which no sign change is seen (sampled)."""
+        large = torch.logspace(0, 6, 4001, dtype=torch.float64)
+        grid = torch.cat([-large, torch.linspace(-1, 1, 4001, dtype=torch.float64), large])
         with torch.no_grad():
             negative = self(grid.to(self.alpha.device)).cpu() < -1e-12 * float(self.alpha.detach().abs().sum())
         if bool(negative[(grid >= 0) & (grid <= 1)].any()):

@@ -159,7 +159,9 @@ def fits(graph: ImplicitGraph, of: Series) -> bool:
     if graph.normalization is None:
         low *= graph.num_nodes
     with torch.no_grad():
-        values = of(torch.linspace(low, 1, 101, dtype=torch.float64)) if low else torch.ones(1)
+        values = (
+            of(torch.cat([torch.linspace(end, 1, 401, dtype=torch.float64) for end in (low, -1)])) if low else torch.ones(1)
+        )
     return not (isinstance(of, LogMatern) and low < 0) and (graph.normalization == "random_walk" or bool((values >= 0).all()))
 
 

@@ -130,6 +130,14 @@ def test_landmarks_of_clusters_far_apart():
     assert relative(operator.to_dense(), dense_kernel(graph, Diffusion(2.0))) < 1e-9
 
 
+def test_positive_features_of_clusters_far_apart():
+    points = cloud(20, 1, dtype=torch.float32)
+    points[10:] += 4096.0
+    graphs = [ImplicitGraph(of, Gaussian(0.5)) for of in (points, points.double())]
+    one, two = (PositiveFeatures(graph, 40, generator=torch.Generator().manual_seed(0)).node_features for graph in graphs)
+    assert relative(one.double(), two) < 0.01  # points are rounded to 1e-3 of a lengthscale where they are
+
+
 def test_lists_of_hard_balls_hold_pairs_at_the_radius():
     lattice = torch.arange(1, 5, dtype=torch.float32).unsqueeze(-1)
     graph = ImplicitGraph(lattice, Ball(3.0), None)
@@ -163,6 +171,14 @@ def test_parameters_in_float32_are_not_subtracted_in_it():
     assert float(top) == pytest.approx((3 / 300.0**2) ** -1.5, rel=1e-9)
 
 
+def test_polynomials_that_are_negative_below_minus_one_are_known_to_be():
+    """Raw weights of a ball have eigenvalues down to -N."""
+    assert PowerSeries([4.0, 1.0]).nonnegative[0] == pytest.approx(-4, rel=0.01)
+    graph = ImplicitGraph(cloud(20, 2), Ball(0.5), None)
+    with pytest.raises(ValueError, match="is negative on part of this graph's spectrum"):
+        graph_kernel(graph, PowerSeries([4.0, 1.0]), features="pairwise")
+
+
 def test_a_constant_series_has_gradients_of_zero():
     lengthscale = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
     for route in ("pairwise", "neighbors", "grid"):
@@ -191,6 +207,13 @@ def test_random_walks_on_few_landmarks_stay_walks(number):
     torch.testing.assert_close(operator @ ones, ones, rtol=0, atol=1e-9)
 
 
+def test_nodes_that_no_positive_feature_sees_are_named():
+    points = torch.tensor([[0.0], [1e4]], dtype=torch.float64)
+    graph = ImplicitGraph(points, Gaussian(1.0), "random_walk")
+    with pytest.raises(ValueError, match=r"do not see some node.*features='landmarks'"):
+        graph_kernel(graph, Diffusion(1.0), features="positive", num_features=1)
+
+
 def test_series_that_fall_are_finite_on_few_landmarks():
     points = torch.tensor([[0.0], [0.3], [0.6], [50.0], [100.0]]).double()
     for alpha in ([1.0, -1.0, 1.2], [1.0, 0.1, -1.0]):
@@ -214,7 +237,12 @@ def test_indices_are_those_of_torch(route):
     torch.testing.assert_close(operator[one][:, one].to_dense(), dense[one][:, one])
     noisy = operator.add_diagonal(torch.tensor(0.5, dtype=torch.float64))
     torch.testing.assert_close(noisy[-1], noisy.to_dense()[-1])
-    for index, message in ((12, "out of range"), (torch.tensor([12]), "ids must lie"), (mask[:5], "a mask must have 12")):
+    for index, message in (
+        (12, "out of range"),
+        (torch.tensor([12]), "ids must lie"),
+        (mask[:5], "a mask must have 12"),
+        ((0, 0, 0), "too many"),
+    ):
         with pytest.raises(IndexError, match=message):
             operator[index]
 

@@ -17,7 +17,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from swing_gp.edges import EdgeFunction, Gaussian
+from swing_gp.edges import LARGEST_HALF, EdgeFunction, Gaussian
 from swing_gp.ensembles import ENSEMBLES, gaussian_ensemble
 from swing_gp.features.protocol import DenseFeatures
 from swing_gp.graph import ImplicitGraph, row_chunks
@@ -126,8 +126,11 @@ class PositiveFeatures(DenseFeatures):
         # The square is expanded into one product, about the mean of the nodes to keep its terms small.
         centers, log_constants = self._centers
         x = self.graph.edge.scaled(x - self.graph.points.mean(0))
+        squares = x.square().sum(-1, keepdim=True)
+        if x.numel() and float(squares.detach().max()) > 2 * LARGEST_HALF:  # where the expansion loses too many digits
+            return log_constants - torch.cdist(x, centers, compute_mode="donot_use_mm_for_euclid_dist").square()
         constants = log_constants - centers.square().sum(-1)
-        return torch.addmm(constants, x, centers.mT, alpha=2) - x.square().sum(-1, keepdim=True)
+        return torch.addmm(constants, x, centers.mT, alpha=2) - squares
 
     @cached_property
     def _node_log_features(self) -> Tensor:  # (N, r)

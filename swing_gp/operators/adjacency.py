@@ -74,4 +74,10 @@ def adjacency(features: FeatureMap) -> AdjacencyLinearOperator:
     residual = features.node_residual()
     if residual is None:
         residual = torch.zeros(graph.num_nodes, dtype=graph.points.dtype, device=graph.points.device)
-    return AdjacencyLinearOperator(features.log_degree(), residual, *graph.tensors(), features=features)
+    log_degree = features.log_degree()
+    if graph.normalization and not bool(torch.isfinite((-log_degree.detach()).exp()).all()):
+        raise ValueError(
+            f"{type(features).__name__} do not see some node: its degree is exp({float(log_degree.detach().min()):.3g}), which "
+            "cannot be divided by. Use more features (num_features), a larger lengthscale, or features='landmarks'."
+        )
+    return AdjacencyLinearOperator(log_degree, residual, *graph.tensors(), features=features)

@@ -24,6 +24,7 @@ from torch import Tensor
 from swing_gp.linear_algebra import cross_gram
 from swing_gp.operators.indexing import Indexed
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
+from swing_gp.operators.matrix_free import submatrix
 
 __all__ = ["LowRankCross", "LowRankPlusGroups", "as_cross", "group_sum", "per_group"]
 
@@ -103,7 +104,9 @@ class LowRankPlusGroups(LowRankPlusDiagonal):
         return entries + torch.where(rows == columns, shared, torch.zeros_like(shared))
 
     def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
-        return Indexed._getitem(self, row_index, col_index, *batch_indices)
+        if not self.batch_shape:
+            return submatrix(self, row_index, col_index)
+        return LinearOperator._getitem(self, row_index, col_index, *batch_indices)
 
     @cached
     def to_dense(self) -> Tensor:
@@ -217,6 +220,11 @@ class LowRankCross(Indexed):
         small = self.core @ (self.right.mT @ rhs).to(self.core.dtype)
         result = self.left @ small.to(self.left.dtype) + self.matches(rhs.expand(*batch, *rhs.shape[-2:]))
         return result.squeeze(-1) if vector else result
+
+    def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
+        if not self.batch_shape:
+            return submatrix(self, row_index, col_index)
+        return super()._getitem(row_index, col_index, *batch_indices)
 
     def matches(self, rhs: Tensor) -> Tensor:  # (*batch, m, k) -> (*batch, n, k)
         """S v."""

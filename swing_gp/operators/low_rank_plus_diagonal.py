@@ -24,6 +24,7 @@ from torch import Tensor
 
 from swing_gp.linear_algebra import cross_gram, gram
 from swing_gp.operators.indexing import Indexed
+from swing_gp.operators.matrix_free import submatrix
 
 __all__ = ["LowRankPlusDiagonal"]
 
@@ -99,6 +100,8 @@ class LowRankPlusDiagonal(Indexed):
         return (rows * columns).sum(-1) + torch.where(row_index == col_index, diag, torch.zeros_like(diag))
 
     def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
+        if not self.batch_shape and not _same_nodes(row_index, col_index):
+            return submatrix(self, row_index, col_index)
         if not _same_nodes(row_index, col_index) or any(torch.is_tensor(index) for index in batch_indices):
             return super()._getitem(row_index, col_index, *batch_indices)
         if isinstance(row_index, slice) and row_index == slice(None):

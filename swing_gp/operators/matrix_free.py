@@ -13,7 +13,7 @@ from torch import Tensor
 from swing_gp.operators.broadcast import BroadcastLinearOperator
 from swing_gp.operators.indexing import Indexed
 
-__all__ = ["MatrixFreeLinearOperator", "to_scipy"]
+__all__ = ["MatrixFreeLinearOperator", "submatrix", "to_scipy"]
 
 # Columns of a matrix-free operator that are formed together: memory O(N x this).
 COLUMNS = 256
@@ -40,6 +40,9 @@ class MatrixFreeLinearOperator(Indexed):
     def _expand_batch(self, batch_shape: torch.Size | list[int]) -> LinearOperator:
         return BroadcastLinearOperator(self, repeats=torch.Size(batch_shape)) if len(batch_shape) else self
 
+    def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
+        return submatrix(self, row_index, col_index)
+
     def _columns(self, index: Tensor) -> Tensor:  # (n,) -> (N, n)
         unit = torch.zeros(self.shape[-1], len(index), dtype=self.dtype, device=self.device)
         unit[index, torch.arange(len(index), device=unit.device)] = 1
@@ -59,6 +62,50 @@ class MatrixFreeLinearOperator(Indexed):
     def _diagonal(self) -> Tensor:
         nodes = torch.arange(self.shape[-1], device=self.device)
         return self._get_indices(nodes, nodes)
+
+
+class Submatrix(MatrixFreeLinearOperator):
+    """Rows and columns of an operator: a product is one of the whole, with values scattered and gathered. Made by
+    :func:`submatrix`.
+
+    :param nodes: the rows and the columns, in a tuple, because linear_operator changes the dtype of tensors.
+    """
+
+    def __init__(self, base: LinearOperator, *, nodes: tuple[Tensor, Tensor]) -> None:
+        super().__init__(base, nodes=nodes)
+        self.base, self.nodes = base, nodes
+
+    def _size(self) -> torch.Size:
+        return torch.Size((len(self.nodes[0]), len(self.nodes[1])))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.base.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.base.device
+
+    def _transpose_nonbatch(self) -> LinearOperator:
+        return self.__class__(self.base._transpose_nonbatch(), nodes=self.nodes[::-1])
+
+    def _apply(self, rhs: Tensor) -> Tensor:
+        full = torch.zeros(self.base.shape[-1], rhs.shape[-1], dtype=rhs.dtype, device=rhs.device)
+        return self.base._matmul(full.index_add(0, self.nodes[1], rhs))[self.nodes[0]]
+
+    def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
+        return self.base._getitem(self.nodes[0][row_index], self.nodes[1][col_index])
+
+    def _get_indices(self, row_index: Tensor, col_index: Tensor, *batch_indices: Tensor) -> Tensor:
+        return self.base._get_indices(self.nodes[0][row_index], self.nodes[1][col_index])
+
+
+def submatrix(operator: LinearOperator, row_index: Any, col_index: Any) -> LinearOperator:
+    """Rows and columns, by slices or ids, of an operator without batch dimensions; they can be indexed again."""
+    if isinstance(row_index, slice) and row_index == slice(None) == col_index:
+        return operator
+    rows, columns = (torch.arange(size, device=operator.device) for size in operator.shape)
+    return Submatrix(operator, nodes=(rows[row_index], columns[col_index]))
 
 
 def to_scipy(operator: LinearOperator) -> scipy.sparse.linalg.LinearOperator:

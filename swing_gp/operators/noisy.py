@@ -17,6 +17,7 @@ from swing_gp.conjugate_gradients import ConvergenceWarning, conjugate_gradients
 from swing_gp.linear_algebra import frozen_signs
 from swing_gp.operators.indexing import Indexed
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
+from swing_gp.operators.matrix_free import submatrix
 
 __all__ = ["NoisyKernelLinearOperator", "TakesNoise", "with_noise"]
 
@@ -44,6 +45,9 @@ class NoisyKernelLinearOperator(Indexed, AddedDiagLinearOperator):
         with torch.no_grad():
             close = self._linear_op.precondition(self._diag_tensor._diagonal().detach())
             return (None, None, None) if close is None else (close.solver(), close, close.logdet())
+
+    def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
+        return submatrix(self, row_index, col_index)
 
     def _iteratively(self) -> AbstractContextManager:
         """Where a dense factor is out of the question, switches that ask for one are not obeyed."""
