@@ -110,5 +110,5 @@ def _on_grid(grid: FourierGrid, series: Series) -> LinearOperator:
     """Small grids are features like any other, with closed forms; large ones multiply by FFTs."""
     closed = grid.graph.edge.positive_definite and grid.graph.normalization != "random_walk"
     if closed and grid.num_modes <= DENSE_GRID:
-        return collapsed_kernel(grid.dense(), series)
+        return collapsed_kernel(grid.dense, series)
     return grid_kernel(grid, series)

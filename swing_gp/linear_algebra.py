@@ -131,19 +131,15 @@ class _DaleckiiKrein(torch.autograd.Function):
         return vectors @ (divided * (vectors.mT @ grad @ vectors)) @ vectors.mT, None, None, grad
 
 
-def symmetric_function(
-    matrix: Tensor, function: Callable[[Tensor], Tensor], check: Callable[[Tensor], None] = lambda eigenvalues: None
-) -> Tensor:
+def symmetric_function(matrix: Tensor, function: Callable[[Tensor], Tensor], eigenpairs: tuple[Tensor, Tensor]) -> Tensor:
     r"""h(A) for a symmetric matrix, differentiable in A and in whatever ``function`` closes over.
 
     Automatic differentiation of ``eigh`` divides by differences of eigenvalues and is NaN where they repeat; divided
     differences of h have no such poles.
 
-    :param check: called with the eigenvalues before h is.
+    :param eigenpairs: ``torch.linalg.eigh`` of the matrix, without a gradient.
     """
-    with torch.no_grad():
-        eigenvalues, vectors = torch.linalg.eigh(matrix)
-        check(eigenvalues)
+    eigenvalues, vectors = eigenpairs
     values = function(eigenvalues)
     value = (vectors * values.unsqueeze(-2)) @ vectors.mT
     if not (torch.is_grad_enabled() and matrix.requires_grad):

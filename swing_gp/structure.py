@@ -79,6 +79,7 @@ class Structure:
                 outside=outside,
             )
         self._control: LandmarkControl | None = None
+        self._frozen: tuple[FeatureMap, int] | None = None
 
     def about(self, graph: ImplicitGraph) -> bool:
         """Whether the structure was made for these very points."""
@@ -101,10 +102,26 @@ class Structure:
 
     def operator(self, graph: ImplicitGraph, series: Series) -> LinearOperator:
         """The kernel on all nodes of a graph that this structure holds for."""
-        features = self.features.bind(graph)
         return kernel_of(
-            features, series, walks=self.recipe.walks, tol=self.recipe.tol, generator=as_generator(self.recipe.seed + 1)
+            self._bound(graph),
+            series,
+            walks=self.recipe.walks,
+            tol=self.recipe.tol,
+            generator=as_generator(self.recipe.seed + 1),
         )
+
+    def _bound(self, graph: ImplicitGraph) -> FeatureMap:
+        """The features of a graph; what was made of them is kept for as long as training leaves the graph as it is."""
+        if torch.is_inference_mode_enabled() or any(tensor.requires_grad for tensor in graph.tensors()):
+            return self.features.bind(graph)
+        points, *parameters = graph.tensors()
+        if self._frozen is not None:
+            features, version = self._frozen
+            if version == points._version and all(map(torch.equal, parameters, features.graph.edge.parameters())):
+                return features
+        features = self.features.bind(graph)
+        self._frozen = features, points._version
+        return features
 
     def control(self, operator: Any) -> LandmarkControl:
         """The landmark kernel beside an operator of this structure: same landmarks, the operator's hyper-parameters."""

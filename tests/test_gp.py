@@ -247,12 +247,13 @@ def test_closed_form_at_the_training_inputs_themselves(repeated, number):
         assert isinstance(posterior.lazy_covariance_matrix, LowRankPlusDiagonal)
 
 
-def test_groups_in_closed_form():
+@pytest.mark.parametrize("rank", [3, 20])  # more inputs than features, and fewer
+def test_groups_in_closed_form(rank):
     torch.manual_seed(0)
-    factor, shared, noise = torch.randn(9, 3).double(), torch.rand(9).double(), torch.rand(9).double() + 0.1
+    factor, shared, noise = torch.randn(9, rank).double(), torch.rand(9).double(), torch.rand(9).double() + 0.1
     group = torch.tensor([0, 1, 0, 2, 2, 2, 3, 4, 1])
     shared = shared[:5]
-    operator = LowRankPlusGroups(factor, torch.eye(3).double(), noise, shared, groups=(group,))
+    operator = LowRankPlusGroups(factor, torch.eye(rank).double(), noise, shared, groups=(group,))
     dense = factor @ factor.mT + torch.diag(noise) + (group.unsqueeze(0) == group.unsqueeze(1)) * shared[group].unsqueeze(-1)
     b = torch.randn(9, 2).double()
     torch.testing.assert_close(operator.to_dense(), dense)
@@ -400,6 +401,29 @@ def test_structure_follows_the_lengthscale():
         assert kernel._structures[()] is not first
         truth = dense_kernel(ImplicitGraph(NODES, Gaussian(0.2)), Diffusion(2.0))
         assert relative(operator.to_dense().detach(), truth) < 1e-6
+
+
+@pytest.mark.parametrize("route", ["landmarks", "neighbors", "grid", "pairwise"])
+def test_a_graph_that_is_not_trained_keeps_its_features(route):
+    kernel = DiffusionKernel(NODES, time=2.0, lengthscale=0.5, **ROUTES[route])
+    kernel.raw_lengthscale.requires_grad_(False)
+    first = kernel.operator()
+    kernel.time = 3.0
+    second = kernel.operator()
+    assert second.features is first.features
+
+    def agrees(lengthscale: float) -> None:
+        truth = dense_kernel(ImplicitGraph(kernel.nodes.points, Gaussian(lengthscale)), Diffusion(3.0))
+        assert relative(kernel.operator().to_dense().detach(), truth) < 1e-6
+
+    agrees(0.5)
+    kernel.lengthscale = 0.55
+    assert kernel.operator().features is not first.features
+    agrees(0.55)
+    with torch.inference_mode():  # its tensors cannot be part of a backward pass
+        kernel.operator().to_dense()
+    kernel.operator().to_dense().sum().backward()
+    assert kernel.raw_time.grad is not None
 
 
 def test_training_does_not_leave_the_range_of_its_grid():

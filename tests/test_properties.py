@@ -138,7 +138,7 @@ def allowance(problem: Problem, error: float = 0.0, tol: float | None = None) ->
     Coordinates are rounded once more when they are divided by the lengthscale, which moves a point by a rounding error of how
     far it is from the centre; the slope of f says what that does to a weight. An error e of all weights changes W and the
     degrees by N e, so the normalised matrix by 2 N e over the least degree, in the spectral norm. The series turns that into a
-    change of K, and rounds itself.
+    change of K, and a polynomial rounds itself, in some hundred terms.
     """
     graph, number = problem.graph, problem.graph.num_nodes
     eps = torch.finfo(graph.points.dtype).eps
@@ -147,7 +147,7 @@ def allowance(problem: Problem, error: float = 0.0, tol: float | None = None) ->
     radius = max(1.0, float(values.abs().max()))
     size = float(CLOSED_FORMS[type(problem.series)](problem.series, values).abs().max())
     share = number / float(degree.min()) if graph.normalization else number
-    change = 2 * share * weight * steepness(problem.series, radius) + (100 * eps + (tol or 0.0)) * size
+    change = 2 * share * weight * steepness(problem.series, radius) + (1000 * eps + (tol or 0.0)) * size
     if graph.normalization == "random_walk":
         change *= float((degree.max() / degree.min()).sqrt())
     return change
@@ -545,13 +545,14 @@ def test_kernels_between_nodes_are_blocks_of_the_dense_kernel(case, data):
         close(product, both @ torch.ones(len(columns), 2, dtype=torch.float64), len(columns) * allowed)
 
 
-def off_graph(problem: Problem, number: int, seed: int) -> Tensor:
+def off_graph(problem: Problem, number: int, seed: int, *, farthest: float = 40.0) -> Tensor:
     """Points among the nodes, a few lengthscales away, far away, nodes themselves, and one that is there twice."""
     points, length = problem.graph.points, problem.graph.edge.lengthscale.double()
     source = generator(seed)
     chosen = points[torch.randint(len(points), (number,), generator=source)]
     reach = torch.tensor([0.0, 0.3, 3.0, 40.0], dtype=torch.float64)[torch.randint(4, (number, 1), generator=source)]
-    x = (chosen.double() + reach * length * normal(seed, number, problem.graph.dim)).to(points.dtype)
+    step = (reach * normal(seed, number, problem.graph.dim)).clamp(-farthest, farthest)
+    x = (chosen.double() + length * step).to(points.dtype)
     return torch.cat([x, x[:1]])
 
 
@@ -564,8 +565,9 @@ def without_landmarks(graph: ImplicitGraph) -> dict[str, tuple[float | None, flo
 @given(case=kernels(routes_of=without_landmarks, sizes=st.integers(1, 25)), data=st.data())
 def test_kernels_off_the_graph_follow_their_definition(case, data):
     kernel, problem, allowed = case
-    x = off_graph(problem, data.draw(st.integers(1, 8)), data.draw(seeds))
-    y = off_graph(problem, data.draw(st.integers(1, 8)), data.draw(seeds))
+    # The features of a small grid are zero where no node reaches, and so is the covariance of two such points.
+    farthest = 3.0 if isinstance(kernel.operator(outside=True), FeatureKernelLinearOperator) else 40.0
+    x, y = (off_graph(problem, data.draw(st.integers(1, 8)), data.draw(seeds), farthest=farthest) for _ in range(2))
     # Inputs are rounded where they are, too.
     weight = moved_weight(problem.graph, torch.cat([x, y]).double() - problem.graph.points.double().mean(0))
     allowed = 4 * allowed + 10 * problem.graph.num_nodes * weight * steepness(problem.series, 1.0)

@@ -296,6 +296,16 @@ def test_walkers_out_of_reach_and_inputs_out_of_reach_of_a_hard_ball():
     assert bool(torch.isfinite(graph_kernel(graph, Diffusion(1.0), features="neighbors", walks=Walks(2)).to_dense()).all())
 
 
+def test_neighbours_on_both_sides_of_where_a_grid_ends():
+    """Beyond the reach of all nodes a grid leaves out what two points have in common, and one of two may lie there."""
+    points = cloud(30, 1)
+    x = points.max() + 0.002 * torch.arange(5, 9, 0.05, dtype=torch.float64).unsqueeze(-1)
+    with torch.no_grad():
+        kernel = DiffusionKernel(points, lengthscale=0.002, features="grid", tol=1e-9)
+        truth = DiffusionKernel(points, lengthscale=0.002, features="pairwise")(x).to_dense()
+        assert relative(kernel(x).to_dense(), truth) < 1e-6
+
+
 def test_ids_and_coordinates_do_not_mix():
     """In one dimension both have one column, and the identity part was lost."""
     points = cloud(5, 1)

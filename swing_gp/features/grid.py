@@ -248,6 +248,7 @@ class FourierGrid(FeatureMap):
             moved.append((sums[:, :-1] / sums[:, -1:]).clamp(points.amin(0), points.amax(0)))
         return torch.stack(moved)
 
+    @cached_property
     def dense(self) -> GridFeatures:
         """The same grid as a matrix of real features, for the closed forms; for grids of a few thousand modes."""
         return GridFeatures(self)

@@ -165,6 +165,17 @@ class DenseFeatures(FeatureMap):
         r""":math:`\Phi^\top D^{-1} \Phi`."""
         return gram(self.node_features, (-log_degree).exp())
 
+    @cached_property
+    def node_gram(self) -> Tensor:  # (r, r), float64
+        r"""The small matrix with the non-zero eigenvalues of the normalised one: :math:`\Phi^\top D^{-1} \Phi`, or
+        :math:`\Phi^\top \Phi` for the raw W."""
+        return gram(self.node_features) if self.graph.normalization is None else self.normalized_gram(self.log_degree())
+
+    @cached_property
+    def node_eigenpairs(self) -> tuple[Tensor, Tensor]:  # (r,), (r, r)
+        """Eigenvalues and vectors of :attr:`node_gram`, without a gradient."""
+        return torch.linalg.eigh(self.node_gram.detach())
+
     def normalized_features(self, log_degree: Tensor) -> Tensor:  # (N, r)
         r"""The rows of :math:`D^{-1/2} \Phi`."""
         return self.node_features * (-0.5 * log_degree).exp().unsqueeze(-1)

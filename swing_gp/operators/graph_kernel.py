@@ -25,7 +25,7 @@ from linear_operator.utils.memoize import cached
 from torch import Tensor
 
 from swing_gp.features.protocol import DenseFeatures, FeatureMap, NodeFeatures
-from swing_gp.linear_algebra import gram, symmetric_function
+from swing_gp.linear_algebra import symmetric_function
 from swing_gp.operators.adjacency import AdjacencyLinearOperator, adjacency
 from swing_gp.operators.diagnostics import GraphOperator
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
@@ -175,21 +175,16 @@ def collapsed_kernel(features: FeatureMap, series: Series, tol: float | None = N
 def _closed_form(features: DenseFeatures, series: Series) -> FeatureKernelLinearOperator:
     graph = features.graph
     residual = features.node_residual()
-    if graph.normalization is None:
-        factor, matrix = features.node_features, gram(features.node_features)
-    else:
+    if graph.normalization is not None:
         log_degree = features.log_degree()
-        matrix = features.normalized_gram(log_degree)
         residual = None if residual is None else residual * (-log_degree).exp()
-
-    def check(eigenvalues: Tensor) -> None:
-        loops = [] if residual is None else [float(residual.min()), float(residual.max())]
-        ends = [float(eigenvalues.min()), float(eigenvalues.max()), 0.0, *loops]
-        series.check_spectrum((min(ends), max(ends)), psd=True)
-
-    core = symmetric_function(matrix, series.remainder, check)
+    loops = [] if residual is None else [float(residual.detach().min()), float(residual.detach().max())]
+    ends = [float(features.node_eigenpairs[0].min()), float(features.node_eigenpairs[0].max()), 0.0, *loops]
+    series.check_spectrum((min(ends), max(ends)), psd=True)
+    core = symmetric_function(features.node_gram, series.remainder, features.node_eigenpairs)
     scale, diag = _loops(residual, series, normalized=graph.normalization is not None)
     if graph.normalization is None:
+        factor = features.node_features
         factor = factor if scale is None else factor * scale.unsqueeze(-1).to(factor)
     elif scale is None:
         factor = features.normalized_features(log_degree)

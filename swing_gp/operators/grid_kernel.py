@@ -105,12 +105,21 @@ class GridKernelLinearOperator(TakesNoise, GraphOperator, MatrixFreeLinearOperat
         return torch.cat(blocks, dim=-1) + self._beyond(x, y, rhs, slope)
 
     def _beyond(self, x: Tensor, y: Tensor, rhs: Tensor, slope: Tensor) -> Tensor | float:
-        """The first-order weights among points that no node reaches, which the grid leaves out."""
-        rows, columns = self.features.reached(x), self.features.reached(y)
-        if rows is None or columns is None:
+        """The first-order weights to and from points that no node reaches, which the grid leaves out. Their neighbours lie
+        beyond the box of the nodes, too."""
+        reached = [self.features.reached(z) for z in (x, y)]
+        if all(seen is None for seen in reached):
             return 0.0
-        weights = PairwiseFeatures(self.graph).between(x[~rows], y[~columns], rhs[~columns])
-        return torch.zeros(len(x), rhs.shape[-1], dtype=rhs.dtype).index_put((~rows,), slope * weights)
+        far = [
+            torch.zeros(len(z), dtype=torch.bool) if seen is None else ~seen for z, seen in zip((x, y), reached, strict=True)
+        ]
+        low, high = self.graph.points.amin(0), self.graph.points.amax(0)
+        beyond = [((z < low) | (z > high)).any(-1) for z in (x, y)]
+        between = PairwiseFeatures(self.graph).between
+        total = torch.zeros(len(x), rhs.shape[-1], dtype=rhs.dtype)
+        for rows, columns in ((far[0], beyond[1]), (beyond[0] & ~far[0], far[1])):
+            total = total.index_put((rows,), slope * between(x[rows], y[columns], rhs[columns]))
+        return total
 
     def draw(self, x: Tensor, number: int) -> Tensor:  # (n, d) -> (n, number)
         r"""Samples of a Gaussian process with the covariance of :meth:`between`, at any points.

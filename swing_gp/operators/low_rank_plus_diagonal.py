@@ -183,6 +183,15 @@ class LowRankPlusDiagonal(Indexed):
         eye = torch.eye(self.core.shape[-1], dtype=torch.float64, device=self.device)
         return eye + self._symmetric_core() @ self._gram()
 
+    @property
+    def _smaller_than_core(self) -> bool:
+        """With few rows, such as a few observations on a large graph, the matrix itself is the smallest system."""
+        return self.shape[-1] < self.core.shape[-1]
+
+    def _lu_of_dense(self) -> tuple[Tensor, Tensor]:
+        dense = self.double().to_dense()
+        return torch.linalg.lu_factor(0.5 * (dense + dense.mT))
+
     def solve(self, right_tensor: Tensor, left_tensor: Tensor | None = None) -> Tensor:
         vector = right_tensor.dim() == 1
         if right_tensor.shape[-1 if vector else -2] != self.shape[-1]:
@@ -198,6 +207,9 @@ class LowRankPlusDiagonal(Indexed):
 
     def solver(self) -> Callable[[Tensor], Tensor]:
         r"""A function that solves for (\*batch, N, c), at O(N k) a column: what does not depend on it is done now."""
+        if self._smaller_than_core:
+            dense = self._lu_of_dense()
+            return lambda rhs: torch.linalg.lu_solve(*dense, rhs.double()).to(rhs.dtype)
         factors, core = torch.linalg.lu_factor(self._capacitance()), self._symmetric_core()
 
         def solve(rhs: Tensor) -> Tensor:
@@ -210,19 +222,23 @@ class LowRankPlusDiagonal(Indexed):
     def inv_quad_logdet(
         self, inv_quad_rhs: Tensor | None = None, logdet: bool | None = False, reduce_inv_quad: bool | None = True
     ) -> tuple[Tensor, Tensor]:
-        factors = torch.linalg.lu_factor(self._capacitance())
+        dense = self._smaller_than_core
+        factors = self._lu_of_dense() if dense else torch.linalg.lu_factor(self._capacitance())
         inv_quad_term = logdet_term = torch.zeros(self.batch_shape, dtype=self.dtype, device=self.device)
         if inv_quad_rhs is not None:
             rhs = inv_quad_rhs.unsqueeze(-1) if inv_quad_rhs.dim() == 1 else inv_quad_rhs
-            inverse = self._inverse_of_diagonal(rhs)
-            projected = cross_gram(self.factor, inverse)
-            small = torch.linalg.lu_solve(*factors, self._symmetric_core() @ projected)
-            terms = (rhs.double() * inverse.double()).sum(-2) - (projected * small).sum(-2)
+            if dense:
+                terms = (rhs.double() * torch.linalg.lu_solve(*factors, rhs.double())).sum(-2)
+            else:
+                inverse = self._inverse_of_diagonal(rhs)
+                projected = cross_gram(self.factor, inverse)
+                small = torch.linalg.lu_solve(*factors, self._symmetric_core() @ projected)
+                terms = (rhs.double() * inverse.double()).sum(-2) - (projected * small).sum(-2)
             inv_quad_term = (terms.sum(-1) if reduce_inv_quad else terms).to(self.dtype)
         if logdet:
             # log|det| from the pivots: I + C G has positive determinant whenever the operator is positive definite.
-            small_term = factors[0].diagonal(dim1=-2, dim2=-1).abs().log().sum(-1)
-            logdet_term = (small_term + self._logdet_of_diagonal()).to(self.dtype)
+            logdet_term = factors[0].diagonal(dim1=-2, dim2=-1).abs().log().sum(-1)
+            logdet_term = (logdet_term if dense else logdet_term + self._logdet_of_diagonal()).to(self.dtype)
         return inv_quad_term, logdet_term
 
     def inv_quad(self, inv_quad_rhs: Tensor, reduce_inv_quad: bool = True) -> Tensor:
