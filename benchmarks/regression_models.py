@@ -134,6 +134,7 @@ MODELS: dict[str, Callable[[Problem], tuple[Prediction, str]]] = {
     "swing_gp diffusion": ours("diffusion"),
     "swing_gp diffusion, test inputs as nodes": ours("diffusion", unlabeled=True),
     "swing_gp Matern, test inputs as nodes": ours("matern", unlabeled=True),
+    "swing_gp LogMatern, test inputs as nodes": ours("log_matern", unlabeled=True),
     "GPyTorch exact RBF": exact(rbf, EXACT, torch.float64),
     "GPyTorch exact Matern-3/2": exact(matern, EXACT, torch.float64),
     "GPyTorch RFFKernel, 256 features": exact(fourier, None, torch.float32),

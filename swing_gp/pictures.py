@@ -88,7 +88,7 @@ def draw_mesh(axes: Any, mesh: Mesh, colors: np.ndarray, view: np.ndarray) -> No
     shade = colors[mesh.faces].mean(1)[order]
     polygons = corners[order][:, :, :2]
     # Edges in the colour of their face close the hairlines between faces.
-    axes.add_collection(PolyCollection(polygons, facecolors=shade, edgecolors=shade, linewidths=0.2))
+    axes.add_collection(PolyCollection(polygons, facecolors=shade, edgecolors=shade, linewidths=0.7))
     low, high = seen[:, :2].min(0), seen[:, :2].max(0)
     margin = 0.02 * (high - low).max()
     axes.set(xlim=(low[0] - margin, high[0] + margin), ylim=(low[1] - margin, high[1] + margin), aspect="equal")
