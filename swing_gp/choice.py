@@ -23,6 +23,7 @@ from swing_gp.features.pairwise import ONE_BLOCK, PairwiseFeatures
 from swing_gp.features.protocol import FeatureMap
 from swing_gp.graph import ImplicitGraph
 from swing_gp.series import Series
+from swing_gp.shards import SHARDABLE, refuse_shards
 
 __all__ = ["Choice", "choose_features", "known_error", "pick_features"]
 
@@ -84,6 +85,8 @@ def pick_features(
 ) -> tuple[FeatureMap, Choice]:
     """The feature map of a name, ``"auto"`` included, for a kernel that is walked or collapsed."""
     goal = default_tol(graph) if tol is None else tol
+    if name == "auto":
+        refuse_shards("The choice of features='auto'", SHARDABLE)
     if name == "auto" and not walked:
         return choose_features(graph, series, goal, num_features=num_features, generator=generator, room=room, outside=outside)
     reason = "asked for by name"

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from swing_gp.shards import total
+
 __all__ = ["ConvergenceWarning", "Iterations", "conjugate_gradients", "largest_residual"]
 
 
@@ -59,12 +61,12 @@ def conjugate_gradients(
     x = torch.zeros_like(rhs)
     residual = rhs.clone()
     direction = residual if precondition is None else precondition(residual)
-    product = (residual * direction).sum(0)
+    product = _inner(residual, direction)
     residuals: list[float] = []
     steps, ratios = [], []
     while len(residuals) < max_iterations:
         image = action(direction)
-        curvature = (direction * image).sum(0)
+        curvature = _inner(direction, image)
         # A right-hand side that is solved exactly has no direction left.
         steps.append(torch.where(curvature > 0, product / curvature, torch.zeros_like(product)))
         x = x + steps[-1] * direction
@@ -73,7 +75,7 @@ def conjugate_gradients(
         if residuals[-1] <= tol or not math.isfinite(residuals[-1]):
             break
         preconditioned = residual if precondition is None else precondition(residual)
-        before, product = product, (residual * preconditioned).sum(0)
+        before, product = product, _inner(residual, preconditioned)
         ratios.append(torch.where(before > 0, product / before, torch.zeros_like(product)))
         direction = preconditioned + ratios[-1] * direction
     return Iterations(x, residuals, torch.stack(steps), torch.stack([*ratios, torch.zeros_like(product)][: len(steps)]))
@@ -83,4 +85,9 @@ def largest_residual(residual: Tensor, rhs: Tensor) -> float:
     """The largest relative residual over right-hand sides; zero for none."""
     if rhs.shape[-1] == 0:
         return 0.0
-    return float((residual.norm(dim=0) / rhs.norm(dim=0).clamp_min(torch.finfo(rhs.dtype).tiny)).max())
+    over, under = total(torch.stack([residual.norm(dim=0).square(), rhs.norm(dim=0).square()]), "inner products").sqrt()
+    return float((over / under.clamp_min(torch.finfo(rhs.dtype).tiny)).max())
+
+
+def _inner(one: Tensor, two: Tensor) -> Tensor:  # (N, k), (N, k) -> (k,)
+    return total((one * two).sum(0), "inner products")

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from swing_gp.edges import EdgeFunction
+from swing_gp.shards import count, everywhere
 from swing_gp.validation import check_choice
 
 __all__ = ["NORMALIZATIONS", "ImplicitGraph", "recomputed", "row_chunks"]
@@ -54,13 +55,13 @@ class ImplicitGraph:
     def __init__(self, points: Tensor, edge: EdgeFunction, normalization: str | None = "symmetric") -> None:
         if not torch.is_tensor(points):
             raise TypeError(f"points must be a torch.Tensor of shape (N, d), got {type(points).__name__}.")
-        if points.dim() != 2 or points.shape[0] == 0 or points.shape[1] == 0:
+        if points.dim() != 2 or count(points.shape[0]) == 0 or points.shape[1] == 0:
             raise ValueError(
                 f"points must have shape (N, d) with at least one node and one dimension, got {tuple(points.shape)}."
             )
         if points.dtype not in (torch.float32, torch.float64):
             raise ValueError(f"points must be float32 or float64, got {points.dtype}; convert with points.double().")
-        if not bool(torch.isfinite(points.detach()).all()):
+        if not everywhere(bool(torch.isfinite(points.detach()).all())):
             raise ValueError("points must be finite: they contain NaN or infinity; drop or impute those rows.")
         if not isinstance(edge, EdgeFunction):
             raise TypeError(f"edge must be an EdgeFunction such as Gaussian(1.0), got {type(edge).__name__}.")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from swing_gp.graph import row_chunks
+from swing_gp.shards import adjoint_total, total
 
 __all__ = ["blocked_product", "cached_rows", "cross_gram", "frozen_signs", "gram", "row_sums", "symmetric_function"]
 
@@ -25,10 +26,10 @@ def cached_rows(a: Tensor) -> Iterator[slice]:
 
 def blocked_product(a: Tensor, b: Tensor) -> Tensor:  # (*batch, N, k), (*batch, N, c) -> (*batch, k, c)
     r""":math:`A^\top B` as a sum in float64 over blocks that are multiplied in the precision they come in."""
-    total: Tensor | float = 0.0
+    result: Tensor | float = 0.0
     for one, two in zip(a.split(GRAM_ROWS, dim=-2), b.split(GRAM_ROWS, dim=-2), strict=True):
-        total = total + (one.mT @ two).double()
-    return total  # type: ignore[return-value]
+        result = result + (one.mT @ two).double()
+    return result  # type: ignore[return-value]
 
 
 class _CrossGram(torch.autograd.Function):
@@ -37,10 +38,10 @@ class _CrossGram(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:  # (*batch, N, k), (*batch, N, c) -> (*batch, k, c)
         ctx.save_for_backward(a, b)
-        total: Tensor | float = 0.0
+        result: Tensor | float = 0.0
         for rows in cached_rows(a):
-            total = total + a[..., rows, :].double().mT @ b[..., rows, :].double()
-        return total  # type: ignore[return-value]
+            result = result + a[..., rows, :].double().mT @ b[..., rows, :].double()
+        return result  # type: ignore[return-value]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -51,9 +52,10 @@ class _CrossGram(torch.autograd.Function):
 def cross_gram(a: Tensor, b: Tensor) -> Tensor:
     r""":math:`A^\top B` in float64."""
     if a.dtype == torch.float64 and b.dtype == torch.float64:
-        return a.mT @ b
+        return total(a.mT @ b, "projection")
     batch_shape = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    return _CrossGram.apply(a.expand(*batch_shape, *a.shape[-2:]), b.expand(*batch_shape, *b.shape[-2:]))
+    product = _CrossGram.apply(a.expand(*batch_shape, *a.shape[-2:]), b.expand(*batch_shape, *b.shape[-2:]))
+    return total(product, "projection")
 
 
 class _Gram(torch.autograd.Function):
@@ -62,11 +64,11 @@ class _Gram(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, a: Tensor, weights: Tensor) -> Tensor:  # (*batch, N, k), (*batch, N) -> (*batch, k, k)
         ctx.save_for_backward(a, weights)
-        total: Tensor | float = 0.0
-        for start in range(0, a.shape[-2], GRAM_ROWS):
+        result: Tensor | float = 0.0
+        for start in range(0, max(1, a.shape[-2]), GRAM_ROWS):
             block, scale = a[..., start : start + GRAM_ROWS, :], weights[..., start : start + GRAM_ROWS, None]
-            total = total + ((block * scale).mT @ block).double()
-        return total  # type: ignore[return-value]
+            result = result + ((block * scale).mT @ block).double()
+        return result  # type: ignore[return-value]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
@@ -86,18 +88,19 @@ class _RowSums(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, a: Tensor) -> tuple[Tensor, Tensor]:
-        total = a.sum(0)
-        ctx.save_for_backward(a, total)
+        column_sums = total(a.sum(0), "degrees")
+        ctx.save_for_backward(a, column_sums)
+        ctx.total = adjoint_total("degrees")
         blocks = [a[rows] for rows in cached_rows(a)]
-        return torch.cat([block @ total for block in blocks]), torch.cat([block.square().sum(-1) for block in blocks])
+        return torch.cat([block @ column_sums for block in blocks]), torch.cat([block.square().sum(-1) for block in blocks])
 
     @staticmethod
     def backward(ctx: Any, for_sums: Tensor, for_squares: Tensor) -> Tensor:
-        a, total = ctx.saved_tensors
-        shared = a.mT @ for_sums
+        a, column_sums = ctx.saved_tensors
+        shared = ctx.total(a.mT @ for_sums)
         grad = torch.empty_like(a)
         for rows in cached_rows(a):
-            torch.addcmul(shared, for_sums[rows, None], total, out=grad[rows])
+            torch.addcmul(shared, for_sums[rows, None], column_sums, out=grad[rows])
             grad[rows].addcmul_(a[rows], for_squares[rows, None], value=2)
         return grad
 
@@ -111,7 +114,7 @@ def gram(a: Tensor, weights: Tensor | None = None) -> Tensor:
     r""":math:`A^\top \mathrm{diag}(w) A` in float64, exactly symmetric."""
     if weights is None:
         weights = torch.ones((), dtype=a.dtype, device=a.device)
-    product = _Gram.apply(a, weights.to(a.dtype).expand(a.shape[:-1]))
+    product = total(_Gram.apply(a, weights.to(a.dtype).expand(a.shape[:-1])), "Gram matrix")
     return 0.5 * (product + product.mT)
 
 

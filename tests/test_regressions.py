@@ -20,6 +20,7 @@ from swing_gp import (
     ImplicitGraph,
     InverseCosine,
     InverseCosineKernel,
+    LandmarkFeatures,
     Matern,
     NeighborFeatures,
     PositiveFeatures,
@@ -343,3 +344,18 @@ def test_kernels_of_every_edge_can_be_trained(kind, route):
     likelihood(prior).log_prob(SMALL[:, 0]).backward()
     slope = float(kernel.raw_lengthscale.grad)
     assert slope == 0 if kind == "hard ball" else slope != 0
+
+
+@pytest.mark.parametrize(("seed", "lengthscale"), [(5, 0.5), (4, 1.0)])
+def test_few_landmarks_and_a_node_far_from_all(seed, lengthscale):
+    """The landmark form of W is negative between some nodes; degrees fell below that of a lone node, even below zero, and
+    eigenvalues rose to two, where Matern kernels diverge."""
+    generator = torch.Generator().manual_seed(seed)
+    for dim in (1, 1, 2, 2):  # the last of these draws
+        points = torch.randn(1500, dim, generator=generator, dtype=torch.float64)
+    graph = ImplicitGraph(points, Gaussian(lengthscale))
+    features = LandmarkFeatures(graph, 8, generator=torch.Generator().manual_seed(0))
+    assert float(features.log_degree().min()) >= 0
+    assert float(features.node_eigenpairs[0].max()) <= 1 + 1e-9
+    operator = graph_kernel(graph, Matern(1.5, 10.0), features=features)
+    assert bool(torch.isfinite(operator @ torch.ones(1500, dtype=torch.float64)).all())

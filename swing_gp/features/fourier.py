@@ -11,6 +11,7 @@ The error is bounded everywhere but does not fall with distance: the features ta
 from __future__ import annotations
 
 import math
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from torch import Tensor
 from swing_gp.edges import EdgeFunction
 from swing_gp.features.protocol import DenseFeatures
 from swing_gp.graph import ImplicitGraph
+from swing_gp.shards import count, total
 from swing_gp.validation import check_count
 
 __all__ = ["FourierFeatures"]
@@ -50,7 +52,12 @@ class FourierFeatures(DenseFeatures):
         graph = self.graph.with_edge(edge)
         return FourierFeatures(graph, self.num_features, generator=generator, ensemble=self.ensemble)
 
+    @cached_property
+    def _center(self) -> Tensor:  # (d,)
+        points = self.graph.points.detach()
+        return total(points.sum(0), "center") / count(len(points))
+
     def features(self, x: Tensor) -> Tensor:
         # Centred: the phase of far-away points would cost digits in float32, and the kernel is translation-invariant.
-        phase = self.graph.edge.scaled(x - self.graph.points.mean(0)) @ self._frequencies.mT
+        phase = self.graph.edge.scaled(x - self._center) @ self._frequencies.mT
         return torch.cat([phase.cos(), phase.sin()], dim=-1) * math.sqrt(2 / self.num_features)

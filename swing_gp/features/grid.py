@@ -21,6 +21,7 @@ from swing_gp.features.protocol import DenseFeatures, FeatureMap, log_of_degree
 from swing_gp.graph import ImplicitGraph
 from swing_gp.nufft import PointTransform
 from swing_gp.recent import Recent
+from swing_gp.shards import extremes, largest_of, total
 from swing_gp.validation import check_count, check_interval
 
 __all__ = ["FourierGrid", "GridFeatures"]
@@ -51,7 +52,7 @@ def least_tol(graph: ImplicitGraph) -> float:
 
 def _layout(graph: ImplicitGraph, tol: float, room: float = 1.0, margin: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
     """Centre of the box, spacing of the modes (the period clears the box by the reach of f) and band, in float64."""
-    low, high = graph.points.detach().amin(0).double(), graph.points.detach().amax(0).double()
+    low, high = (end.double() for end in extremes(graph.points.detach()))
     lengthscale = graph.edge.lengthscale.detach().double().cpu().expand(graph.dim)
     # Two images an axis, which may all meet in one place, have half of the tolerance between them.
     reach = graph.edge.reach(tol / (4 * graph.dim))
@@ -145,7 +146,7 @@ class FourierGrid(FeatureMap):
         exact = self.graph.edge.weights(rows, columns)
         for name in ("frequencies", "mode_weights"):
             self.__dict__.pop(name, None)  # made without gradients here
-        return float((ours - exact).norm() / exact.norm())
+        return largest_of((ours - exact).norm().reshape(1) / exact.norm().clamp_min(torch.finfo(exact.dtype).tiny))
 
     def __repr__(self) -> str:
         return f"FourierGrid(modes={self.num_modes}, tol={self.tol:g})"
@@ -209,7 +210,7 @@ class FourierGrid(FeatureMap):
         return fold
 
     def project(self, values: Tensor) -> Tensor:  # (N, k) -> (r, k) complex
-        return self.nodes.to_modes(values).flatten(1).mT
+        return self.sums(None, values).flatten(1).mT
 
     def evaluate(self, x: Tensor | None, coefficients: Tensor) -> Tensor:
         return self.at(x).to_points(self.fold * self.mode_weights * self._on_grid(coefficients))
@@ -218,7 +219,11 @@ class FourierGrid(FeatureMap):
         return self.nodes.to_points(self._on_grid(coefficients))
 
     def evaluate_adjoint(self, x: Tensor | None, values: Tensor) -> Tensor:
-        return (self.fold * self.mode_weights * self.at(x).to_modes(values)).flatten(1).mT
+        return (self.fold * self.mode_weights * self.sums(x, values)).flatten(1).mT
+
+    def sums(self, x: Tensor | None, values: Tensor) -> Tensor:  # (n, d), (n, k) -> (k, *modes)
+        """The modes of values at points, summed over all processes."""
+        return total(self.at(x).to_modes(values), "projection")
 
     def _on_grid(self, coefficients: Tensor) -> Tensor:  # (r, k) -> (k, *modes)
         return coefficients.mT.reshape(-1, *self.nodes.modes)
@@ -244,8 +249,7 @@ class FourierGrid(FeatureMap):
                     "far below it. Raise the temperature to 0.3 or above, or use features='neighbors' or 'positive'."
                 )
             # A mean of nodes lies in their box; the error of the ratio may not carry a walker out of it.
-            points = self.graph.points
-            moved.append((sums[:, :-1] / sums[:, -1:]).clamp(points.amin(0), points.amax(0)))
+            moved.append((sums[:, :-1] / sums[:, -1:]).clamp(*extremes(self.graph.points)))
         return torch.stack(moved)
 
     @cached_property

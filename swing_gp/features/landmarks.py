@@ -22,6 +22,7 @@ from swing_gp.edges import EdgeFunction
 from swing_gp.features.protocol import DenseFeatures
 from swing_gp.graph import ImplicitGraph, row_chunks
 from swing_gp.linear_algebra import blocked_product, cached_rows, row_sums
+from swing_gp.shards import count, everywhere, is_sharded, pick, take, total
 from swing_gp.validation import check_count
 
 __all__ = ["AccuracyWarning", "LandmarkFeatures"]
@@ -40,7 +41,8 @@ class LandmarkFeatures(DenseFeatures):
     :param num_features: the most landmarks to take.
     :param residual_tol: stop as soon as the mean of the residual diagonal is below this. At machine precision the
         selection stops in any case.
-    :param landmarks: node ids, to fix the choice instead of making one.
+    :param landmarks: node ids, to fix the choice instead of making one. For shards, every process gives all landmarks, by the
+        id among its own nodes, or -1 for those of others.
     """
 
     remedy = "more landmarks (num_features), a larger lengthscale, or features='pairwise'"
@@ -65,13 +67,11 @@ class LandmarkFeatures(DenseFeatures):
             landmarks = select_landmarks(graph, self._most, generator=generator, residual_tol=residual_tol)
         elif not torch.is_tensor(landmarks) or landmarks.is_floating_point():
             raise TypeError(f"landmarks must be a LongTensor of node ids, got {landmarks!r}.")
-        elif landmarks.dim() != 1 or landmarks.numel() == 0 or landmarks.unique().numel() != landmarks.numel():
-            raise ValueError("landmarks must be a vector of distinct node ids.")
-        elif int(landmarks.min()) < 0 or int(landmarks.max()) >= graph.num_nodes:
-            raise ValueError(f"landmarks must be node ids in 0..{graph.num_nodes - 1}.")
+        else:
+            _check_landmarks(landmarks, graph)
         self.landmarks = landmarks
         if residual_tol > 0:
-            residual = float(self.residual_diagonal.detach().mean())
+            residual = float(total(self.residual_diagonal.detach().sum(), "residual")) / count(graph.num_nodes)
             if residual > residual_tol and len(landmarks) >= self._most:
                 warnings.warn(
                     f"{len(landmarks)} landmarks leave a mean residual of {residual:.2g}, above {residual_tol:.2g}: raise "
@@ -89,8 +89,12 @@ class LandmarkFeatures(DenseFeatures):
         return LandmarkFeatures(graph, self._most, generator=generator, residual_tol=self.residual_tol)
 
     @cached_property
+    def _sites(self) -> Tensor:  # (r, d)
+        return take(self.graph.points, self.landmarks, "landmarks")
+
+    @cached_property
     def _cholesky(self) -> Tensor:  # (r, r), float64
-        sites = self.graph.points[self.landmarks].double()
+        sites = self._sites.double()
         gram = self.graph.edge.weights(sites, sites)
         # A few ulps keep the factor finite when a changed lengthscale makes landmarks dependent.
         floor = 1e-13 if self.graph.points.dtype == torch.float64 else 1e-8
@@ -98,7 +102,7 @@ class LandmarkFeatures(DenseFeatures):
 
     def features(self, x: Tensor) -> Tensor:
         edge = self.graph.edge
-        return _Nystrom.apply(edge, x, self.graph.points[self.landmarks], self._cholesky, *edge.parameters())
+        return _Nystrom.apply(edge, x, self._sites, self._cholesky, *edge.parameters())
 
     @cached_property
     def _node_sums(self) -> tuple[Tensor, Tensor]:
@@ -116,9 +120,20 @@ class LandmarkFeatures(DenseFeatures):
 
     def _degree(self, x: Tensor | None) -> Tensor:
         if x is None:
-            return self._node_sums[0] + self.residual_diagonal
+            # Q has negative entries where landmarks are few; the degree of a node is never less than its self-loop.
+            return (self._node_sums[0] + self.residual_diagonal).clamp_min(1)
         features = self.features(x)
-        return features @ self.node_features.sum(-2) + self.residual(features)
+        return features @ self.feature_sums + self.residual(features)
+
+
+def _check_landmarks(landmarks: Tensor, graph: ImplicitGraph) -> None:
+    own = landmarks[landmarks >= 0] if is_sharded() else landmarks
+    if not everywhere(landmarks.dim() == 1 and landmarks.numel() > 0 and own.unique().numel() == own.numel()):
+        raise ValueError("landmarks must be a vector of distinct node ids.")
+    if not everywhere(own.numel() == 0 or (int(own.min()) >= 0 and int(own.max()) < graph.num_nodes)):
+        raise ValueError(f"landmarks must be node ids in 0..{graph.num_nodes - 1}.")
+    if not bool((take(torch.ones(graph.num_nodes, device=own.device), landmarks, "landmarks") == 1).all()):
+        raise ValueError("landmarks must each be a node of one process, and -1 on all others.")
 
 
 class _Nystrom(torch.autograd.Function):
@@ -162,10 +177,10 @@ class _Nystrom(torch.autograd.Function):
                 ]
                 weights = ctx.edge.with_parameters(*live[2:]).smooth_weights(*live[:2])
             parts = torch.autograd.grad(weights, [live[number] for number in wanted], grad[rows] @ inverse)
-            for number, total, part in zip(wanted, totals, parts, strict=True):
-                (total[rows] if number == 0 else total).add_(part)
-        for number, total in zip(wanted, totals, strict=True):
-            result[number + 1 if number < 2 else number + 2] = total.to(inputs[number].dtype)
+            for number, summed, part in zip(wanted, totals, parts, strict=True):
+                (summed[rows] if number == 0 else summed).add_(part)
+        for number, summed in zip(wanted, totals, strict=True):
+            result[number + 1 if number < 2 else number + 2] = summed.to(inputs[number].dtype)
         return tuple(result)
 
 
@@ -177,7 +192,8 @@ def select_landmarks(graph: ImplicitGraph, number: int, *, generator: torch.Gene
     (Epperly, Tropp & Webber, 2024). O(N r^2) time, O(N r) memory.
     """
     points, edge = graph.points.detach(), graph.edge
-    number = min(number, graph.num_nodes)
+    num_nodes = count(graph.num_nodes)
+    number = min(number, num_nodes)
     # Below this a pivot is rounding error; it also bounds how much the triangular solve amplifies.
     floor = 1e-12 if points.dtype == torch.float64 else 1e-6
     residual = torch.ones(len(points), dtype=torch.float64, device=points.device)
@@ -186,30 +202,31 @@ def select_landmarks(graph: ImplicitGraph, number: int, *, generator: torch.Gene
     taken = 0
     while taken < number:
         live = torch.where(residual > floor, residual, torch.zeros_like(residual))
-        total = live.sum()
-        if not float(total) > max(residual_tol, 0.0) * len(points):
+        if not float(total(live.sum(), "landmarks")) > max(residual_tol, 0.0) * num_nodes:
             break
         uniform = torch.rand(2, BLOCK, dtype=torch.float64, generator=generator, device=generator.device).to(points.device)
-        proposals = torch.searchsorted(live.cumsum(0), uniform[0] * total).clamp_max(len(points) - 1)
-        remaining = edge.weights(points[proposals].double(), points[proposals].double())
-        for block in blocks:
-            remaining = remaining - block[proposals].double() @ block[proposals].double().mT
-        kept = _thin(remaining, residual[proposals], uniform[1], floor)[: number - taken]
+        proposals = pick(live, uniform[0])
+        sites = take(points, proposals, "landmarks")
+        remaining = edge.weights(sites.double(), sites.double())
+        before = [take(block, proposals, "landmarks") for block in blocks]
+        for proposed in before:
+            remaining = remaining - proposed.double() @ proposed.double().mT
+        kept = _thin(remaining, take(residual, proposals, "landmarks"), uniform[1], floor)[: number - taken]
         if not kept:  # nothing but rounding error is left
             break
         pivots = proposals[kept]
         factor = torch.linalg.cholesky(remaining[kept][:, kept])
         block = torch.empty(len(points), len(pivots), dtype=points.dtype, device=points.device)
         for rows in row_chunks(len(points), len(pivots)):
-            columns = edge.weights(points[rows].double(), points[pivots].double())
-            for previous in blocks:
-                columns -= (previous[rows] @ previous[pivots].mT).double()
+            columns = edge.weights(points[rows].double(), sites[kept].double())
+            for previous, chosen_rows in zip(blocks, before, strict=True):
+                columns -= (previous[rows] @ chosen_rows[kept].mT).double()
             block[rows] = torch.linalg.solve_triangular(factor, columns.mT, upper=False).mT.to(points.dtype)
         blocks.append(block)
         chosen.append(pivots)
         taken += len(pivots)
         residual = (residual - block.double().square().sum(-1)).clamp_min(0)
-        residual[pivots] = 0
+        residual[pivots[pivots >= 0]] = 0
     return torch.cat(chosen)
 
 

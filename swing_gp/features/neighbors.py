@@ -18,6 +18,7 @@ from swing_gp.edges import EdgeFunction
 from swing_gp.features.protocol import NodeFeatures
 from swing_gp.graph import ImplicitGraph, chunk_entries, recomputed
 from swing_gp.recent import Recent
+from swing_gp.shards import SHARDABLE, refuse_shards
 from swing_gp.sparse import SparsePattern
 from swing_gp.validation import as_number, check_interval
 
@@ -44,6 +45,7 @@ class NeighborFeatures(NodeFeatures):
     """
 
     def __init__(self, graph: ImplicitGraph, tol: float = 1e-6, *, cutoff: float | None = None) -> None:
+        refuse_shards("A list of neighbours", SHARDABLE)
         self.tol = check_interval("tol", tol, 0, 1)
         if cutoff is not None and not as_number("cutoff", cutoff) > 0:
             raise ValueError(f"cutoff must be positive, got {cutoff!r}.")

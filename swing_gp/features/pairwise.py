@@ -15,6 +15,7 @@ from torch import Tensor
 from swing_gp.edges import EdgeFunction
 from swing_gp.features.protocol import NodeFeatures
 from swing_gp.graph import ImplicitGraph, recomputed, row_chunks
+from swing_gp.shards import SHARDABLE, refuse_shards
 
 __all__ = ["PairwiseFeatures"]
 
@@ -26,6 +27,7 @@ class PairwiseFeatures(NodeFeatures):
     """Exact weights, computed block by block and, above 2,000 nodes, never kept, in the backward pass neither."""
 
     def __init__(self, graph: ImplicitGraph) -> None:
+        refuse_shards("A product with all pairs of nodes", SHARDABLE)
         self.graph = graph
 
     def __repr__(self) -> str:

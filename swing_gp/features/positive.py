@@ -22,6 +22,7 @@ from swing_gp.ensembles import ENSEMBLES, gaussian_ensemble
 from swing_gp.features.protocol import DenseFeatures
 from swing_gp.graph import ImplicitGraph, row_chunks
 from swing_gp.linear_algebra import cross_gram, gram
+from swing_gp.shards import SHARDABLE, refuse_shards
 from swing_gp.validation import as_number, check_choice, check_count
 
 __all__ = ["PositiveFeatures"]
@@ -57,6 +58,7 @@ class PositiveFeatures(DenseFeatures):
         importance: float | None = None,
         jitter: float = 0.5,
     ) -> None:
+        refuse_shards("The choice of positive features", SHARDABLE)
         if not isinstance(graph.edge, Gaussian):
             raise ValueError(
                 f"PositiveFeatures need a Gaussian edge, got {graph.edge!r}; use features='landmarks' or 'fourier'."

@@ -21,6 +21,7 @@ from torch import Tensor
 from swing_gp.edges import EdgeFunction
 from swing_gp.graph import ImplicitGraph
 from swing_gp.linear_algebra import cross_gram, gram
+from swing_gp.shards import largest_of, total
 
 __all__ = ["DenseFeatures", "FeatureMap", "NodeFeatures", "log_of_degree"]
 
@@ -88,7 +89,7 @@ class FeatureMap(ABC):
 
 def log_of_degree(degree: Tensor, features: FeatureMap, remedy: str) -> Tensor:
     """The logarithm of degrees, which an approximation may have made negative."""
-    least = float(degree.detach().min())
+    least = -largest_of(-degree)
     if not least > 0:
         raise ValueError(
             f"{type(features).__name__} give a non-positive degree ({least:.3g}): their error exceeds the degree of some "
@@ -137,7 +138,7 @@ class DenseFeatures(FeatureMap):
         return self.node_features if x is None else self.features(x)
 
     def project(self, values: Tensor) -> Tensor:
-        return self.node_features.mT @ values
+        return total(self.node_features.mT @ values, "projection")
 
     def evaluate(self, x: Tensor | None, coefficients: Tensor) -> Tensor:
         return self._features(x) @ coefficients
@@ -146,10 +147,15 @@ class DenseFeatures(FeatureMap):
         return self.node_features @ coefficients
 
     def evaluate_adjoint(self, x: Tensor | None, values: Tensor) -> Tensor:
-        return self._features(x).mT @ values
+        return total(self._features(x).mT @ values, "projection")
+
+    @cached_property
+    def feature_sums(self) -> Tensor:  # (r,)
+        """The sum of the features of all nodes, which gives every degree."""
+        return total(self.node_features.sum(-2), "degrees")
 
     def _degree(self, x: Tensor | None) -> Tensor:
-        return self._features(x) @ self.node_features.sum(-2)
+        return self._features(x) @ self.feature_sums
 
     def log_degree(self, x: Tensor | None = None) -> Tensor:
         return log_of_degree(self._degree(x), self, self.remedy)

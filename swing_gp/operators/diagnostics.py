@@ -15,6 +15,7 @@ from swing_gp.graph import ImplicitGraph
 from swing_gp.operators.matrix_free import to_scipy
 from swing_gp.operators.polynomial import clenshaw, spectral_radius
 from swing_gp.series import Series
+from swing_gp.shards import refuse_shards
 from swing_gp.validation import as_generator, check_count
 
 __all__ = ["ErrorEstimate", "GraphOperator", "exact_kernel_product"]
@@ -54,6 +55,7 @@ class GraphOperator:
         The rows are those of P = D^-1 W (of W for raw graphs): exact at O(N) each, where a row of the symmetric matrix
         would need the exact degree of every node.
         """
+        refuse_shards("estimate_error", "estimate it on a part of the points that one process holds")
         generator = as_generator(seed)
         size = min(check_count("num_rows", num_rows), self.graph.num_nodes)
         nodes = torch.randperm(self.graph.num_nodes, generator=generator, device=generator.device)[:size]

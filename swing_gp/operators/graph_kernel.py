@@ -33,6 +33,7 @@ from swing_gp.operators.matrix_free import MatrixFreeLinearOperator
 from swing_gp.operators.noisy import TakesNoise
 from swing_gp.operators.polynomial import clenshaw, spectral_radius
 from swing_gp.series import Series
+from swing_gp.shards import largest_of
 from swing_gp.sites import Sites
 
 __all__ = ["FeatureKernelLinearOperator", "SeriesLinearOperator", "collapsed_kernel"]
@@ -178,10 +179,13 @@ def _closed_form(features: DenseFeatures, series: Series) -> FeatureKernelLinear
     if graph.normalization is not None:
         log_degree = features.log_degree()
         residual = None if residual is None else residual * (-log_degree).exp()
-    loops = [] if residual is None else [float(residual.detach().min()), float(residual.detach().max())]
-    ends = [float(features.node_eigenpairs[0].min()), float(features.node_eigenpairs[0].max()), 0.0, *loops]
-    series.check_spectrum((min(ends), max(ends)), psd=True)
-    core = symmetric_function(features.node_gram, series.remainder, features.node_eigenpairs)
+    # The exact spectrum ends where this bound is; that of approximate features may go beyond it.
+    bound = graph.spectrum[1]
+    loop = 0.0 if residual is None else largest_of(residual)
+    eigenvalues = features.node_eigenpairs[0]
+    high = max(loop, min(float(eigenvalues.max()), bound))
+    series.check_spectrum((min(0.0, float(eigenvalues.min())), high), psd=True)
+    core = symmetric_function(features.node_gram, lambda x: series.remainder(x.clamp_max(bound)), features.node_eigenpairs)
     scale, diag = _loops(residual, series, normalized=graph.normalization is not None)
     if graph.normalization is None:
         factor = features.node_features
@@ -219,10 +223,10 @@ def _spectral_interval(matrix: AdjacencyLinearOperator) -> tuple[float, float]:
         def similar(v: Tensor) -> Tensor:  # P is similar to a symmetric matrix
             return root * matrix._apply(v / root)
 
-        largest = spectral_radius(similar, root, float(eigenvalues.max()) + float(loops.max()))
+        largest = spectral_radius(similar, root, float(eigenvalues.max()) + largest_of(loops))
         return min(low, float(eigenvalues.min())), max(high, largest)
     if matrix.graph.normalization is None:
-        largest = math.exp(float(matrix.log_degree.max()))  # the largest degree bounds every eigenvalue of W
+        largest = math.exp(largest_of(matrix.log_degree))  # the largest degree bounds every eigenvalue of W
         high = spectral_radius(matrix._apply, matrix.log_degree.unsqueeze(-1), largest)
         low = -high if low < 0 else 0.0
     return low, high

@@ -30,6 +30,7 @@ from swing_gp.operators.noisy import TakesNoise
 from swing_gp.operators.polynomial import clenshaw
 from swing_gp.operators.preconditioning import LandmarkControl
 from swing_gp.series import Series
+from swing_gp.shards import extremes, largest_of, total
 
 __all__ = ["GridKernelLinearOperator", "grid_kernel"]
 
@@ -88,7 +89,7 @@ class GridKernelLinearOperator(TakesNoise, GraphOperator, MatrixFreeLinearOperat
 
     def _apply_block(self, rhs: Tensor) -> Tensor:
         left, right = self.scales.unsqueeze(-1)
-        modes = self.features.nodes.to_modes(right * rhs)
+        modes = self.features.sums(None, right * rhs)
         modes = clenshaw(self._step, self.coefficients, self.interval, modes)
         return self.identity * rhs + left * self.features.nodes.to_points(self.features.fold * self.weights * modes)
 
@@ -100,7 +101,7 @@ class GridKernelLinearOperator(TakesNoise, GraphOperator, MatrixFreeLinearOperat
         """
         blocks = []
         for block in rhs.split(BLOCK, dim=-1):
-            modes = clenshaw(self._step, self.coefficients, self.interval, self.features.at(y).to_modes(block))
+            modes = clenshaw(self._step, self.coefficients, self.interval, self.features.sums(y, block))
             blocks.append(self.features.at(x).to_points(self.features.fold * self.weights * modes))
         return torch.cat(blocks, dim=-1) + self._beyond(x, y, rhs, slope)
 
@@ -113,7 +114,7 @@ class GridKernelLinearOperator(TakesNoise, GraphOperator, MatrixFreeLinearOperat
         far = [
             torch.zeros(len(z), dtype=torch.bool) if seen is None else ~seen for z, seen in zip((x, y), reached, strict=True)
         ]
-        low, high = self.graph.points.amin(0), self.graph.points.amax(0)
+        low, high = extremes(self.graph.points)
         beyond = [((z < low) | (z > high)).any(-1) for z in (x, y)]
         between = PairwiseFeatures(self.graph).between
         total = torch.zeros(len(x), rhs.shape[-1], dtype=rhs.dtype)
@@ -263,13 +264,13 @@ def grid_kernel(features: FourierGrid, series: Series) -> GridKernelLinearOperat
 def _symbol(features: FourierGrid, density: Tensor) -> Tensor:
     """The sum of density_j over the points, limited to differences of kept modes, on a uniform grid."""
     grid = torch.Size(scipy.fft.next_fast_len(4 * m + 1, real=True) for m in features.half_widths)
-    modes = features.transform(features.graph.points, stretch=2).to_modes(density.unsqueeze(-1))
+    modes = total(features.transform(features.graph.points, stretch=2).to_modes(density.unsqueeze(-1)), "degrees")
     return place_on_grid(modes, grid).squeeze(0) * math.prod(grid)
 
 
 def _spectrum(features: FourierGrid, log_degree: Tensor) -> tuple[float, float]:
     low, high = features.graph.spectrum
     if features.graph.normalization is None:
-        high = math.exp(float(log_degree.detach().max()))
+        high = math.exp(largest_of(log_degree))
         low = -high if low < 0 else 0.0
     return low, high

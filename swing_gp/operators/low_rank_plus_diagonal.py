@@ -25,6 +25,7 @@ from torch import Tensor
 from swing_gp.linear_algebra import cross_gram, gram
 from swing_gp.operators.indexing import Indexed
 from swing_gp.operators.matrix_free import submatrix
+from swing_gp.shards import is_sharded, total
 
 __all__ = ["LowRankPlusDiagonal"]
 
@@ -81,7 +82,7 @@ class LowRankPlusDiagonal(Indexed):
     def _matmul(self, rhs: Tensor) -> Tensor:
         vector = rhs.dim() == 1
         rhs = rhs.unsqueeze(-1) if vector else rhs
-        small = self.core @ (self.factor.mT @ rhs).to(self.core.dtype)
+        small = self.core @ total(self.factor.mT @ rhs, "product").to(self.core.dtype)
         result = self.diag.unsqueeze(-1) * rhs + self.factor @ small.to(self.factor.dtype)
         return result.squeeze(-1) if vector else result
 
@@ -172,7 +173,7 @@ class LowRankPlusDiagonal(Indexed):
 
     def _logdet_of_diagonal(self) -> Tensor:  # (*batch,), float64
         copies = 1 if self.diag.shape[-1] > 1 else self.shape[-1]
-        return copies * self.diag.double().log().sum(-1)
+        return total(copies * self.diag.double().log().sum(-1), "log-determinant")
 
     def _gram(self) -> Tensor:  # (*batch, k, k), float64
         r""":math:`G = W^\top D^{-1} W`."""
@@ -186,7 +187,7 @@ class LowRankPlusDiagonal(Indexed):
     @property
     def _smaller_than_core(self) -> bool:
         """With few rows, such as a few observations on a large graph, the matrix itself is the smallest system."""
-        return self.shape[-1] < self.core.shape[-1]
+        return self.shape[-1] < self.core.shape[-1] and not is_sharded()
 
     def _lu_of_dense(self) -> tuple[Tensor, Tensor]:
         dense = self.double().to_dense()
@@ -233,7 +234,7 @@ class LowRankPlusDiagonal(Indexed):
                 inverse = self._inverse_of_diagonal(rhs)
                 projected = cross_gram(self.factor, inverse)
                 small = torch.linalg.lu_solve(*factors, self._symmetric_core() @ projected)
-                terms = (rhs.double() * inverse.double()).sum(-2) - (projected * small).sum(-2)
+                terms = total((rhs.double() * inverse.double()).sum(-2), "inner products") - (projected * small).sum(-2)
             inv_quad_term = (terms.sum(-1) if reduce_inv_quad else terms).to(self.dtype)
         if logdet:
             # log|det| from the pivots: I + C G has positive determinant whenever the operator is positive definite.

@@ -18,6 +18,7 @@ from swing_gp.linear_algebra import frozen_signs
 from swing_gp.operators.indexing import Indexed
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 from swing_gp.operators.matrix_free import submatrix
+from swing_gp.shards import is_sharded, refuse_shards, total
 
 __all__ = ["NoisyKernelLinearOperator", "TakesNoise", "with_noise"]
 
@@ -49,9 +50,13 @@ class NoisyKernelLinearOperator(Indexed, AddedDiagLinearOperator):
     def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
         return submatrix(self, row_index, col_index)
 
+    @property
+    def _only_iteratively(self) -> bool:
+        """Whether a dense factor is out of the question, whatever switches ask for one."""
+        return self.shape[-1] > MOST_DENSE or is_sharded()
+
     def _iteratively(self) -> AbstractContextManager:
-        """Where a dense factor is out of the question, switches that ask for one are not obeyed."""
-        if self.shape[-1] <= MOST_DENSE:
+        if not self._only_iteratively:
             return nullcontext()
         contexts = ExitStack()
         contexts.enter_context(settings.fast_computations(log_prob=True, solves=True))
@@ -59,8 +64,18 @@ class NoisyKernelLinearOperator(Indexed, AddedDiagLinearOperator):
         return contexts
 
     def solve(self, right_tensor: Tensor, left_tensor: Tensor | None = None) -> Tensor:
-        with self._iteratively():
+        if not self._only_iteratively:
             return super().solve(right_tensor, left_tensor)
+        columns = right_tensor.unsqueeze(-1) if right_tensor.dim() == 1 else right_tensor
+        solution = _Solve.apply(self, columns, *self.representation()).reshape(right_tensor.shape)
+        return solution if left_tensor is None else left_tensor @ solution
+
+    def inv_quad(self, inv_quad_rhs: Tensor, reduce_inv_quad: bool = True) -> Tensor:
+        if not self._only_iteratively:
+            return super().inv_quad(inv_quad_rhs, reduce_inv_quad)
+        rhs = inv_quad_rhs.unsqueeze(-1) if inv_quad_rhs.dim() == 1 else inv_quad_rhs
+        terms = total((rhs * self.solve(rhs)).sum(-2), "inner products")
+        return terms.sum(-1) if reduce_inv_quad else terms
 
     def _solve(self, rhs: Tensor, preconditioner: Any = None, num_tridiag: int | None = 0) -> Any:
         tol = min(SOLVE_TOL[rhs.dtype], settings.cg_tolerance.value())
@@ -85,6 +100,8 @@ class NoisyKernelLinearOperator(Indexed, AddedDiagLinearOperator):
     def inv_quad_logdet(
         self, inv_quad_rhs: Tensor | None = None, logdet: bool | None = False, reduce_inv_quad: bool | None = True
     ) -> tuple[Tensor, Tensor]:
+        if logdet:
+            refuse_shards("The quadrature of a log-determinant", "use features='landmarks', where it is a closed form")
         if inv_quad_rhs is not None and inv_quad_rhs.dim() == 1:  # which linear_operator's Cholesky factor does not take
             inv_quad_rhs = inv_quad_rhs.unsqueeze(-1)
         samples = max(TRACE_SAMPLES, settings.num_trace_samples.value())
@@ -95,6 +112,7 @@ class NoisyKernelLinearOperator(Indexed, AddedDiagLinearOperator):
     @torch.no_grad()
     def logdet_with_error(self, samples: int = TRACE_SAMPLES) -> tuple[float, float]:
         """The log-determinant and its standard error over the probes of the quadrature."""
+        refuse_shards("The quadrature of a log-determinant", "use features='landmarks', where it is a closed form")
         _, close, logdet = self._preconditioner()
         action, offset = self._matmul, 0.0
         if close is not None:
@@ -110,6 +128,23 @@ class NoisyKernelLinearOperator(Indexed, AddedDiagLinearOperator):
         values, vectors = torch.linalg.eigh(tridiagonal.double())
         terms = self.shape[-1] * (vectors[..., 0, :].square() * values.clamp_min(1e-300).log()).sum(-1)
         return offset + float(terms.mean()), float(terms.std() / samples**0.5)
+
+
+class _Solve(torch.autograd.Function):
+    """A solve by conjugate gradients, and one more for the backward pass; linear_operator's asks global switches in both."""
+
+    @staticmethod
+    def forward(ctx: Any, noisy: NoisyKernelLinearOperator, rhs: Tensor, *tensors: Tensor) -> Tensor:
+        ctx.noisy = noisy
+        solution = noisy._solve(rhs, noisy._preconditioner()[0])
+        ctx.save_for_backward(solution)
+        return solution
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        (solution,) = ctx.saved_tensors
+        left = ctx.noisy._solve(grad, ctx.noisy._preconditioner()[0])
+        return None, left, *ctx.noisy._bilinear_derivative(-left, solution)
 
 
 def _precondition(noisy: NoisyKernelLinearOperator) -> tuple[Any, Any, Any]:

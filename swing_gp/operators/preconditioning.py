@@ -16,6 +16,7 @@ from swing_gp.linear_algebra import frozen_signs
 from swing_gp.operators.graph_kernel import FeatureKernelLinearOperator, collapsed_kernel
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 from swing_gp.series import Series
+from swing_gp.shards import is_sharded, largest_of, refuse_shards, total
 
 __all__ = ["LandmarkControl", "estimated_variances"]
 
@@ -60,6 +61,7 @@ class LandmarkControl:
         :math:`\mathrm{diag} K_L + E[z \circ (K - K_L) z]` over random signs z: the variance is that of the off-diagonal part
         of what the landmarks leave, not of K.
         """
+        refuse_shards("An estimate of the diagonal", "use features='landmarks', where it is a closed form")
         signs = frozen_signs(self.graph.num_nodes, PROBES, operator.dtype)
         close = self.kernel if self.exists else None
         drawn = self.graph.normalization != "random_walk"
@@ -75,15 +77,15 @@ class LandmarkControl:
                 v = torch.randn(self.graph.num_nodes, 1, generator=generator, dtype=torch.float64).to(operator.dtype)
                 norm = 0.0
                 for _ in range(POWER_STEPS):
-                    v = v / v.norm()
+                    v = v / _norm(v)
                     v = operator._apply(v) - self.kernel @ v
-                    norm = float(v.norm())
+                    norm = float(_norm(v))
             self._distance = norm
         return self._distance
 
     def precondition(self, operator: Any, noise: Tensor) -> LowRankPlusDiagonal | None:
         """The landmark kernel plus the noise, where it is close enough to help."""
-        if not self.helps(operator, float(noise.min())):
+        if not self.helps(operator, -largest_of(-noise)):
             return None
         close = self.kernel.add_diagonal(noise)
         assert isinstance(close, LowRankPlusDiagonal)
@@ -97,7 +99,9 @@ class LandmarkControl:
     @cached_property
     def _hopeless(self) -> bool:
         """Whether there are no landmarks, or fewer than the effective rank of the weights: making them would be a waste."""
-        return not self.exists or sample_pairs(self.graph, 0.0)[1] > LANDMARKS
+        if not self.exists or is_sharded():  # a shard does not know the pairs of all nodes
+            return not self.exists
+        return sample_pairs(self.graph, 0.0)[1] > LANDMARKS
 
     def helps(self, operator: Any, noise: float) -> bool:
         """Whether the preconditioned system is at least four times better conditioned, for half the steps."""
@@ -108,6 +112,10 @@ class LandmarkControl:
         plain = (most + noise) / floor
         preconditioned = 1 + self.distance(operator) / floor
         return 4 * preconditioned < plain
+
+
+def _norm(v: Tensor) -> Tensor:
+    return total(v.square().sum(), "inner products").sqrt()
 
 
 def estimated_variances(

@@ -14,6 +14,7 @@ from swing_gp.operators.diagnostics import GraphOperator
 from swing_gp.operators.graph_kernel import FeatureKernelLinearOperator
 from swing_gp.operators.matrix_free import MatrixFreeLinearOperator
 from swing_gp.series import Series
+from swing_gp.shards import refuse_shards
 from swing_gp.walks import WalkGroup, Walks, space_walks
 
 __all__ = ["SwingLinearOperator", "swing_kernel"]
@@ -87,6 +88,7 @@ def swing_kernel(
 
     and everything a GP needs has a closed form.
     """
+    refuse_shards("Walks", "use the collapsed kernel (walks=None), which is their expectation")
     graph = features.graph
     if walks.sides == 2 and graph.normalization == "random_walk":
         raise ValueError(

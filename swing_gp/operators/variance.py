@@ -7,6 +7,7 @@ from torch import Tensor
 
 from swing_gp.linear_algebra import frozen_signs
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
+from swing_gp.shards import count, refuse_shards, total
 
 __all__ = ["mean_variance"]
 
@@ -20,6 +21,7 @@ def mean_variance(operator: LinearOperator) -> Tensor:  # scalar
     relative standard error is at most :math:`\sqrt{\lambda_{\max}(K) / (8\, \mathrm{tr} K)}`.
     """
     if isinstance(operator, LowRankPlusDiagonal):
-        return operator.diagonal().mean()
+        return total(operator.diagonal().sum(), "mean variance") / count(operator.shape[-1])
+    refuse_shards("An estimate of the mean variance", "use features='landmarks', or normalize=False")
     signs = frozen_signs(operator.shape[-1], PROBES, operator.dtype)
     return (signs * operator._matmul(signs)).mean()
