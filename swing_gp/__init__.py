@@ -19,6 +19,7 @@ from swing_gp.features import (
     NeighborFeatures,
     PairwiseFeatures,
     PositiveFeatures,
+    StreamedLandmarks,
 )
 from swing_gp.front import graph_kernel
 from swing_gp.graph import ImplicitGraph
@@ -52,6 +53,7 @@ from swing_gp.series import (
     Series,
 )
 from swing_gp.solvers import Solution, solve
+from swing_gp.streaming import StreamedGP, StreamedKernel
 from swing_gp.walks import Walks
 
 __version__ = "0.1.0"
@@ -100,6 +102,9 @@ __all__ = [
     "SeriesLinearOperator",
     "Solution",
     "SpectralEdge",
+    "StreamedGP",
+    "StreamedKernel",
+    "StreamedLandmarks",
     "SwingLinearOperator",
     "Walks",
     "adjacency",

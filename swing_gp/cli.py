@@ -6,12 +6,12 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from swing_gp.commands import normals, regress
+from swing_gp.commands import normals, regress, sharded
 from swing_gp.commands.output import UsageError
 
 __all__ = ["main"]
 
-COMMANDS = {"normals": normals, "regress": regress}
+COMMANDS = {"normals": normals, "regress": regress, "sharded": sharded}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

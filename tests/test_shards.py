@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from contextlib import nullcontext
+from pathlib import Path
 
+import numpy as np
 import pytest
 import ranks
 import torch
 from linear_operator.settings import cg_tolerance
 from oracles import cloud, relative
 
-from swing_gp import Diffusion, Gaussian, ImplicitGraph, graph_kernel, solve
-from swing_gp.shards import average_gradients, local_gradients, sharded
+from swing_gp import (
+    Diffusion,
+    DiffusionKernel,
+    Gaussian,
+    ImplicitGraph,
+    LandmarkFeatures,
+    StreamedGP,
+    Walks,
+    graph_kernel,
+    solve,
+)
+from swing_gp.cli import main
+from swing_gp.distributed import average_gradients, load_shard, local_gradients, save_part, sharded
 
+ROOT = Path(__file__).parents[1]
 NUMBER = 240
 SHARES = {  # which part of the whole each rank holds
     "one": [slice(0, 240)],
@@ -82,3 +102,196 @@ def test_shards_agree_with_one_process(shares, route, normalization):
         for result in found:
             if name in whole:
                 assert relative(result[name], whole[name]) < 1e-10, name
+
+
+def traffic(rank, world, number):
+    """Bytes of a product on landmarks, of one on a grid, and of a training step."""
+    points = cloud(number, 2)[rank * number // world : (rank + 1) * number // world].clone()
+    rhs = torch.ones(len(points), 1, dtype=torch.float64)
+    with sharded() as shards:
+        graph = ImplicitGraph(points, Gaussian(0.3))
+        kernels = [graph_kernel(graph, Diffusion(2.0), **options) for options in (ROUTES["landmarks"], {"features": "grid"})]
+        counts = []
+        for kernel in kernels:
+            shards.bytes.clear()
+            kernel @ rhs
+            counts.append(sum(shards.bytes.values()))
+        gp = StreamedGP(DiffusionKernel(points, lengthscale=0.3, features="landmarks", num_features=40))
+        gp.marginal_log_likelihood(rhs[:, 0])
+        shards.bytes.clear()
+        (-gp.marginal_log_likelihood(rhs[:, 0])).backward()
+        return [*counts, sum(shards.bytes.values())]
+
+
+def test_bytes_do_not_grow_with_the_number_of_nodes():
+    few, many = (ranks.run(traffic, 2, number)[0] for number in (400, 4000))
+    assert few[0] == many[0] == 40 * 8
+    # The box of more points is larger by a little, and a grid may have a mode more an axis.
+    assert many[1] <= 1.2 * few[1]
+    assert few[2] == many[2] < 20 * 40 * 40 * 8
+
+
+# Faults
+
+
+def fit_until_killed(rank, world, how):
+    points = cloud(600, 2)[rank * 200 : (rank + 1) * 200].clone()
+    with sharded():
+        gp = StreamedGP(DiffusionKernel(points, lengthscale=0.3, features="landmarks", num_features=20))
+        if rank == 1:
+            step = gp.marginal_log_likelihood
+
+            def fail(*args):
+                fail.calls += 1
+                if fail.calls == 3:
+                    if how == "killed":
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    time.sleep(60)
+                return step(*args)
+
+            fail.calls = 0
+            gp.marginal_log_likelihood = fail
+        gp.fit(points[:, 0].clone(), steps=1000)
+
+
+@pytest.mark.parametrize("how", ["killed", "stalled"])
+def test_a_lost_process_ends_the_others_within_the_time_out(how, tmp_path):
+    start = time.monotonic()
+    processes = ranks.start(fit_until_killed, 3, str(tmp_path), (how,), timeout=5)
+    for rank in (0, 2):
+        processes[rank].join(40)
+        assert processes[rank].exitcode == 1
+        error = (tmp_path / f"{rank}.err").read_text()
+        assert "ShardError" in error
+        assert f"Process {rank} of 3 was left alone in the step '" in error
+    assert time.monotonic() - start < 40
+    processes[1].kill()
+    processes[1].join()
+    assert processes[1].exitcode == -signal.SIGKILL
+
+
+# Refusals, on all processes
+
+
+def refusals(rank, world):
+    points = cloud(60, 2)[rank * 30 : (rank + 1) * 30].clone()
+    bad = points.clone()
+    if rank == 1:
+        bad[3, 0] = float("nan")
+    messages = []
+
+    def refused(call):
+        try:
+            call()
+        except ValueError as error:
+            messages.append(str(error))
+        else:
+            raise AssertionError(f"{len(messages)} was not refused")
+
+    with sharded():
+        refused(lambda: ImplicitGraph(bad, Gaussian(0.3)))
+        refused(lambda: ImplicitGraph(points[:0], Gaussian(0.3)))
+        graph = ImplicitGraph(points, Gaussian(0.3))
+        for options in ({}, {"features": "neighbors"}, {"features": "pairwise"}, {"features": "positive"}):
+            refused(lambda options=options: graph_kernel(graph, Diffusion(1.0), **options))
+        refused(lambda: graph_kernel(graph, Diffusion(1.0), features="fourier", walks=Walks(2)))
+        kernel = graph_kernel(graph, Diffusion(1.0), features="landmarks", num_features=10)
+        refused(kernel.estimate_error)
+        grid = graph_kernel(ImplicitGraph(points, Gaussian(0.05)), Diffusion(1.0), features="grid")
+        refused(lambda: grid.add_diagonal(torch.tensor(0.1).double()).inv_quad_logdet(points, logdet=True))
+        refused(lambda: grid.add_diagonal(torch.tensor(0.1).double()).logdet_with_error())
+        refused(lambda: LandmarkFeatures(graph, landmarks=torch.tensor([0, -1]) if rank else torch.tensor([0, 1])))
+        refused(lambda: LandmarkFeatures(graph, landmarks=torch.tensor([0, 99]) if rank else torch.tensor([-1, -1])))
+        refused(lambda: LandmarkFeatures(graph, landmarks=torch.tensor([0, 0]) if rank else torch.tensor([-1, -1])))
+        there = LandmarkFeatures(graph, landmarks=torch.tensor([-1, 4]) if rank else torch.tensor([7, -1]))
+        whole = cloud(60, 2)
+        assert torch.equal(there._sites, whole[[7, 34]])
+    refused(lambda: sharded(place=5).__enter__())
+    return messages
+
+
+def test_what_one_process_must_refuse_all_refuse():
+    one, two = ranks.run(refusals, 2)
+    assert one == two
+    assert "NaN" in one[0]
+    assert "at least one node" in one[1]
+    assert all("use features='landmarks', 'grid' or 'fourier'" in message for message in one[2:6])
+    assert "walks=None" in one[6]
+    assert "place must be" in one[-1]
+
+
+def test_shards_need_a_process_group():
+    with pytest.raises(ValueError, match="init_process_group"), sharded():
+        pass
+
+
+# Files and the command
+
+
+def test_shards_of_files(tmp_path):
+    array = np.arange(33.0).reshape(11, 3)
+    np.save(tmp_path / "one.npy", array)
+    parts = [load_shard(tmp_path / "one.npy", rank, 4) for rank in range(4)]
+    assert torch.equal(torch.cat(parts), torch.from_numpy(array))
+    assert [len(part) for part in parts] == [2, 3, 3, 3]
+    for rank, part in enumerate(parts):
+        save_part(tmp_path, "many", part, rank, 4)
+    assert [path.name for path in sorted((tmp_path / "many").iterdir())] == [f"{rank:05d}-of-00004.npy" for rank in range(4)]
+    for world in (1, 2, 3, 5):
+        again = [load_shard(tmp_path / "many", rank, world) for rank in range(world)]
+        assert torch.equal(torch.cat(again), torch.from_numpy(array))
+    (tmp_path / "none").mkdir()
+    with pytest.raises(ValueError, match="there are none"):
+        load_shard(tmp_path / "none", 0, 1)
+    np.save(tmp_path / "many" / "zz.npy", np.zeros((2, 2)))
+    with pytest.raises(ValueError, match="another shape"):
+        load_shard(tmp_path / "many", 0, 1)
+    (tmp_path / "bad.npy").write_text("no numbers")
+    with pytest.raises(ValueError, match=r"must be a \.npy file"):
+        load_shard(tmp_path / "bad.npy", 0, 1)
+    np.save(tmp_path / "number.npy", np.float64(3))
+    with pytest.raises(ValueError, match="one row a node"):
+        load_shard(tmp_path / "number.npy", 0, 1)
+
+
+def torchrun(world, *arguments):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    command += ["-m", "swing_gp", "sharded", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=120)
+
+
+def test_the_command_under_torchrun(tmp_path):
+    points = cloud(500, 2).numpy()
+    values = np.random.default_rng(0).normal(size=500)
+    targets = np.sin(4 * points[:, 0])
+    hidden = np.arange(500) % 3 == 0
+    np.save(tmp_path / "points.npy", points)
+    np.save(tmp_path / "values.npy", values)
+    np.save(tmp_path / "targets.npy", np.where(hidden, np.nan, targets))
+    common = (tmp_path / "points.npy", "--lengthscale", 0.3, "--landmarks", 40)
+    done = torchrun(2, *common, "--values", tmp_path / "values.npy", "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    kernel = graph_kernel(
+        ImplicitGraph(torch.from_numpy(points), Gaussian(0.3)), Diffusion(5.0), features="landmarks", num_features=40
+    )
+    product = torch.cat([load_shard(tmp_path / "out" / "product", rank, 2) for rank in range(2)])
+    assert relative(product, kernel @ torch.from_numpy(values)) < 1e-10
+    done = torchrun(2, *common, "--targets", tmp_path / "targets.npy", "--steps", 15, "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    mean = load_shard(tmp_path / "out" / "mean", 0, 1).numpy()
+    assert np.sqrt(np.mean((mean - targets)[hidden] ** 2)) < 0.3 * targets.std()
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["nodes"] == 500
+    assert report["observed"] == int((~hidden).sum())
+
+
+def test_the_command_refuses_bad_arguments(tmp_path, capsys):
+    common = ["sharded", "points.npy", "--out", str(tmp_path)]
+    for arguments, message in (
+        (["--lengthscale", "0.3"], "either --values"),
+        (["--lengthscale", "0", "--values", "v.npy"], "--lengthscale must be positive"),
+        (["--lengthscale", "1", "--values", "v.npy"], "torchrun"),
+    ):
+        assert main([*common, *arguments]) == 2
+        assert message in capsys.readouterr().err

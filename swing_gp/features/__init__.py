@@ -7,6 +7,7 @@ from swing_gp.features.neighbors import NeighborFeatures
 from swing_gp.features.pairwise import PairwiseFeatures
 from swing_gp.features.positive import PositiveFeatures
 from swing_gp.features.protocol import DenseFeatures, FeatureMap
+from swing_gp.features.streamed import StreamedLandmarks
 
 __all__ = [
     "AccuracyWarning",
@@ -19,4 +20,5 @@ __all__ = [
     "NeighborFeatures",
     "PairwiseFeatures",
     "PositiveFeatures",
+    "StreamedLandmarks",
 ]

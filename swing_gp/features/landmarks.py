@@ -96,8 +96,7 @@ class LandmarkFeatures(DenseFeatures):
     def _cholesky(self) -> Tensor:  # (r, r), float64
         sites = self._sites.double()
         gram = self.graph.edge.weights(sites, sites)
-        # A few ulps keep the factor finite when a changed lengthscale makes landmarks dependent.
-        floor = 1e-13 if self.graph.points.dtype == torch.float64 else 1e-8
+        floor = factor_floor(self.graph.points.dtype)
         return torch.linalg.cholesky(gram + floor * torch.eye(len(sites), dtype=gram.dtype, device=gram.device))
 
     def features(self, x: Tensor) -> Tensor:
@@ -122,7 +121,10 @@ class LandmarkFeatures(DenseFeatures):
         if x is None:
             # Q has negative entries where landmarks are few; the degree of a node is never less than its self-loop.
             return (self._node_sums[0] + self.residual_diagonal).clamp_min(1)
-        features = self.features(x)
+        return self.degrees(self.features(x))
+
+    def degrees(self, features: Tensor) -> Tensor:  # (n, r) -> (n,)
+        """The degrees of points with these features."""
         return features @ self.feature_sums + self.residual(features)
 
 
@@ -194,8 +196,7 @@ def select_landmarks(graph: ImplicitGraph, number: int, *, generator: torch.Gene
     points, edge = graph.points.detach(), graph.edge
     num_nodes = count(graph.num_nodes)
     number = min(number, num_nodes)
-    # Below this a pivot is rounding error; it also bounds how much the triangular solve amplifies.
-    floor = 1e-12 if points.dtype == torch.float64 else 1e-6
+    floor = pivot_floor(points.dtype)
     residual = torch.ones(len(points), dtype=torch.float64, device=points.device)
     blocks: list[Tensor] = []
     chosen: list[Tensor] = []
@@ -211,7 +212,7 @@ def select_landmarks(graph: ImplicitGraph, number: int, *, generator: torch.Gene
         before = [take(block, proposals, "landmarks") for block in blocks]
         for proposed in before:
             remaining = remaining - proposed.double() @ proposed.double().mT
-        kept = _thin(remaining, take(residual, proposals, "landmarks"), uniform[1], floor)[: number - taken]
+        kept = thin(remaining, take(residual, proposals, "landmarks"), uniform[1], floor)[: number - taken]
         if not kept:  # nothing but rounding error is left
             break
         pivots = proposals[kept]
@@ -230,7 +231,17 @@ def select_landmarks(graph: ImplicitGraph, number: int, *, generator: torch.Gene
     return torch.cat(chosen)
 
 
-def _thin(remaining: Tensor, diagonal: Tensor, uniform: Tensor, floor: float) -> list[int]:
+def pivot_floor(dtype: torch.dtype) -> float:
+    """Below this a pivot is rounding error; it also bounds how much the triangular solve amplifies."""
+    return 1e-12 if dtype == torch.float64 else 1e-6
+
+
+def factor_floor(dtype: torch.dtype) -> float:
+    """A few ulps that keep the factor finite when a changed lengthscale makes landmarks dependent."""
+    return 1e-13 if dtype == torch.float64 else 1e-8
+
+
+def thin(remaining: Tensor, diagonal: Tensor, uniform: Tensor, floor: float) -> list[int]:
     """Accept each proposal with the share of its diagonal that the accepted ones before it have left."""
     matrix = remaining.cpu().numpy().copy()
     start, coin = diagonal.cpu().numpy(), uniform.cpu().numpy()

@@ -139,6 +139,12 @@ class GraphKernel(Kernel):
             self.register_prior(f"{name}_prior", prior, Getter(name), Setter(name))
         setattr(self, name, value)
 
+    def graph(self, index: tuple[int, ...] = ()) -> ImplicitGraph:
+        """The graph with the current lengthscale (of one element of the batch)."""
+        lengthscale = self.lengthscale.expand(*self.batch_shape, *self.lengthscale.shape[-2:])[index].squeeze(-2)
+        lengthscale = lengthscale if self.raw_lengthscale.shape[-1] > 1 else lengthscale.squeeze(-1)
+        return self._template.with_tensors(self.nodes.points, lengthscale)
+
     # The operator on all nodes
 
     def operator(self, index: tuple[int, ...] = (), *, outside: bool = False) -> LinearOperator:
@@ -153,10 +159,7 @@ class GraphKernel(Kernel):
         state = (index, outside, points.data_ptr(), points._version, points.dtype, values)
         if not differentiable and self._structures.operator is not None and self._structures.operator[0] == state:
             return self._structures.operator[1]
-        lengthscale = self.lengthscale.expand(*self.batch_shape, *self.lengthscale.shape[-2:])[index].squeeze(-2)
-        lengthscale = lengthscale if self.raw_lengthscale.shape[-1] > 1 else lengthscale.squeeze(-1)
-        graph = self._template.with_tensors(points, lengthscale)
-        series = self.series(index)
+        graph, series = self.graph(index), self.series(index)
         room = self.training and self.raw_lengthscale.requires_grad
         structure = self._structures.hold(index, graph, series, self.recipe, training=room, outside=outside)
         operator = structure.operator(graph, series)

@@ -36,7 +36,7 @@ from swing_gp.series import Series
 from swing_gp.shards import largest_of
 from swing_gp.sites import Sites
 
-__all__ = ["FeatureKernelLinearOperator", "SeriesLinearOperator", "collapsed_kernel"]
+__all__ = ["FeatureKernelLinearOperator", "SeriesLinearOperator", "collapsed_kernel", "kernel_core", "kernel_rows"]
 
 # Relative error of the square root that samples are drawn with.
 ROOT_TOL = 1e-6
@@ -72,19 +72,8 @@ class FeatureKernelLinearOperator(GraphOperator, LowRankPlusDiagonal):
         """
         features = self.features
         assert isinstance(features, DenseFeatures)
-        factor = features.features(x)
-        residual = features.residual(factor)
-        if self.graph.normalization is not None:
-            log_degree = features.extended_log_degree(x)
-            factor = factor * (-0.5 * log_degree).exp().unsqueeze(-1)
-            residual = None if residual is None else residual * (-log_degree).exp()
-        scale, diag = _loops(residual, self.series, normalized=self.graph.normalization is not None)
-        if residual is not None:
-            origin, slope = self.series.coefficients(2).to(factor)
-            diag = torch.where(is_node, diag.to(factor), origin + slope * residual)
-        if scale is not None:
-            factor = factor * torch.where(is_node, scale.to(factor), torch.ones_like(scale, dtype=factor.dtype)).unsqueeze(-1)
-        return factor, diag.to(factor).expand(len(x))
+        log_degree = None if self.graph.normalization is None else features.extended_log_degree(x)
+        return kernel_rows(features, self.series, features.features(x), log_degree, is_node)
 
 
 class SeriesLinearOperator(TakesNoise, GraphOperator, MatrixFreeLinearOperator):
@@ -173,19 +162,40 @@ def collapsed_kernel(features: FeatureMap, series: Series, tol: float | None = N
     return SeriesLinearOperator(matrix, coefficients, interval=interval, series=series)
 
 
+def kernel_rows(
+    features: DenseFeatures, series: Series, factor: Tensor, log_degree: Tensor | None, is_node: Tensor
+) -> tuple[Tensor, Tensor]:  # (n, k), (n,), (n,) -> (n, k), (n,)
+    """Factor and diagonal of a kernel at points with these features and degrees (None for the raw W)."""
+    residual = features.residual(factor)
+    if log_degree is not None:
+        factor = factor * (-0.5 * log_degree).exp().unsqueeze(-1)
+        residual = None if residual is None else residual * (-log_degree).exp()
+    scale, diag = _loops(residual, series, normalized=log_degree is not None)
+    if residual is not None:
+        origin, slope = series.coefficients(2).to(factor)
+        diag = torch.where(is_node, diag.to(factor), origin + slope * residual)
+    if scale is not None:
+        factor = factor * torch.where(is_node, scale.to(factor), torch.ones_like(scale, dtype=factor.dtype)).unsqueeze(-1)
+    return factor, diag.to(factor).expand(len(factor))
+
+
+def kernel_core(features: DenseFeatures, series: Series, loop: float) -> Tensor:  # (k, k), float64
+    """The core C of a kernel on features whose largest self-loop is the given one."""
+    # The exact spectrum ends where this bound is; that of approximate features may go beyond it.
+    bound = features.graph.spectrum[1]
+    eigenvalues = features.node_eigenpairs[0]
+    high = max(loop, min(float(eigenvalues.max()), bound))
+    series.check_spectrum((min(0.0, float(eigenvalues.min())), high), psd=True)
+    return symmetric_function(features.node_gram, lambda x: series.remainder(x.clamp_max(bound)), features.node_eigenpairs)
+
+
 def _closed_form(features: DenseFeatures, series: Series) -> FeatureKernelLinearOperator:
     graph = features.graph
     residual = features.node_residual()
     if graph.normalization is not None:
         log_degree = features.log_degree()
         residual = None if residual is None else residual * (-log_degree).exp()
-    # The exact spectrum ends where this bound is; that of approximate features may go beyond it.
-    bound = graph.spectrum[1]
-    loop = 0.0 if residual is None else largest_of(residual)
-    eigenvalues = features.node_eigenpairs[0]
-    high = max(loop, min(float(eigenvalues.max()), bound))
-    series.check_spectrum((min(0.0, float(eigenvalues.min())), high), psd=True)
-    core = symmetric_function(features.node_gram, lambda x: series.remainder(x.clamp_max(bound)), features.node_eigenpairs)
+    core = kernel_core(features, series, 0.0 if residual is None else largest_of(residual))
     scale, diag = _loops(residual, series, normalized=graph.normalization is not None)
     if graph.normalization is None:
         factor = features.node_features

@@ -1,0 +1,86 @@
+r"""Graphs beyond one process: points sharded over a ``torch.distributed`` group.
+
+Every process loads its own rows and runs the same program inside :func:`sharded`; graphs, operators, kernels and
+:class:`~swing_gp.StreamedGP` are used as ever. What travels between processes are sums over nodes: coefficients, k x k
+matrices, inner products. Nothing of size N does.
+
+.. code-block:: python
+
+    import torch, torch.distributed as dist
+    from swing_gp import Diffusion, Gaussian, ImplicitGraph, StreamedKernel, StreamedLandmarks
+    from swing_gp.distributed import load_shard, save_part, sharded
+
+    dist.init_process_group("gloo")  # torchrun --nproc-per-node 4 product.py
+    points, values = load_shard("points.npy"), load_shard("values.npy")
+    with sharded():
+        graph = ImplicitGraph(points, Gaussian(0.1))
+        features = StreamedLandmarks(graph, 256, generator=torch.Generator().manual_seed(0))
+        result = StreamedKernel(features, Diffusion(5.0)).product(values)
+    save_part("out", "result", result)
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from swing_gp.files import whole_file
+from swing_gp.shards import ShardError, Shards, average_gradients, local_gradients, sharded
+
+__all__ = ["ShardError", "Shards", "average_gradients", "load_shard", "local_gradients", "save_part", "sharded"]
+
+
+def load_shard(path: str | os.PathLike, rank: int | None = None, world: int | None = None) -> Tensor:
+    """The rows of this process, of one ``.npy`` file or of a folder of them.
+
+    A file is mapped into memory, and nothing is read before it is used: process r of P has rows N r / P to N (r+1) / P. The
+    files of a folder, in the order of their names, are dealt out whole, neighbours to the same process; several of them on one
+    process are read into its memory, one is mapped.
+
+    :param rank: of this process; that of the default group if None.
+    :param world: how many processes there are; those of the default group if None.
+    """
+    rank = dist.get_rank() if rank is None else rank
+    world = dist.get_world_size() if world is None else world
+    path = Path(path)
+    if path.is_dir():
+        files = sorted(path.glob("*.npy"))
+        if not files:
+            raise ValueError(f"{path} must hold .npy files, one or more a process; there are none.")
+        arrays = [_mapped(file) for file in files]
+        for file, array in zip(files, arrays, strict=True):
+            if array.shape[1:] != arrays[0].shape[1:] or array.dtype != arrays[0].dtype:
+                raise ValueError(f"{file} has rows of another shape or dtype than {files[0]}; all parts must be alike.")
+        own = arrays[len(arrays) * rank // world : len(arrays) * (rank + 1) // world]
+        part = own[0] if len(own) == 1 else np.concatenate([arrays[0][:0], *own])
+    else:
+        whole = _mapped(path)
+        part = whole[len(whole) * rank // world : len(whole) * (rank + 1) // world]
+    return torch.from_numpy(part)
+
+
+def _mapped(path: Path) -> np.ndarray:
+    try:
+        array = np.load(path, mmap_mode="c", allow_pickle=False)  # copy on write: torch wants memory it could write to
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} must be a .npy file of numbers, or a folder of them: {error}") from error
+    if not isinstance(array, np.ndarray) or array.ndim == 0 or array.dtype.kind not in "fiub":
+        raise ValueError(f"{path} must be a .npy file with one row a node.")
+    return array
+
+
+def save_part(folder: str | os.PathLike, name: str, values: Tensor, rank: int | None = None, world: int | None = None) -> Path:
+    """Write the rows of this process to ``folder/name/00000-of-00004.npy``, whole or not at all; :func:`load_shard` reads the
+    folder back."""
+    rank = dist.get_rank() if rank is None else rank
+    world = dist.get_world_size() if world is None else world
+    target = Path(folder) / name / f"{rank:05d}-of-{world:05d}.npy"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(target) as temporary:
+        np.save(temporary, values.detach().cpu().numpy())
+    return target
