@@ -85,15 +85,20 @@ class Shards:
 
     def reduce(self, x: Tensor, step: str, how: str = "SUM") -> Tensor:
         """A new tensor: the sum (or minimum, or maximum) over processes."""
-        result = x.detach().clone(memory_format=torch.contiguous_format)
+        result = x.detach().to(self._device(x), copy=True, memory_format=torch.contiguous_format)
         payload = torch.view_as_real(result) if result.is_complex() else result
         self._run(step, payload, lambda: self._dist.all_reduce(payload, op=getattr(self._dist.ReduceOp, how), group=self.group))
-        return result
+        return result.to(x.device)
 
     def gather(self, x: Tensor, step: str) -> Tensor:  # (*shape) -> (P, *shape), by rank
-        parts = [torch.empty_like(x) for _ in range(self.size)]
-        self._run(step, x, lambda: self._dist.all_gather(parts, x.contiguous(), group=self.group))
-        return torch.stack(parts)
+        own = x.detach().to(self._device(x)).contiguous()
+        parts = [torch.empty_like(own) for _ in range(self.size)]
+        self._run(step, own, lambda: self._dist.all_gather(parts, own, group=self.group))
+        return torch.stack(parts).to(x.device)
+
+    def _device(self, x: Tensor) -> torch.device:
+        """Where a tensor has to be to travel: nccl takes none from the CPU."""
+        return torch.device("cuda") if self._dist.get_backend(self.group) == "nccl" else x.device
 
 
 # Of the whole process, like the default group of torch.distributed: backward passes run in threads of their own.

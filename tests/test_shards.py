@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,8 +16,9 @@ import numpy as np
 import pytest
 import ranks
 import torch
+import torch.distributed as dist
 from linear_operator.settings import cg_tolerance
-from oracles import cloud, relative
+from oracles import cloud, dense_kernel, relative
 
 from swing_gp import (
     Diffusion,
@@ -30,7 +32,7 @@ from swing_gp import (
     solve,
 )
 from swing_gp.cli import main
-from swing_gp.distributed import average_gradients, load_shard, local_gradients, save_part, sharded
+from swing_gp.distributed import ShardError, average_gradients, load_shard, local_gradients, save_part, sharded
 
 ROOT = Path(__file__).parents[1]
 NUMBER = 240
@@ -295,3 +297,58 @@ def test_the_command_refuses_bad_arguments(tmp_path, capsys):
     ):
         assert main([*common, *arguments]) == 2
         assert message in capsys.readouterr().err
+
+
+# In this process: a group of one
+
+
+@pytest.fixture
+def group_of_one(tmp_path):
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_group_of_one_changes_nothing(route, group_of_one):
+    whole, one = compute(slice(0, NUMBER), route, "symmetric"), compute(slice(0, NUMBER), route, "symmetric", rank=0)
+    for name in ("product", "solve", "quadratic", "logdet", "gradients", "for points"):
+        if name in whole:
+            assert relative(one[name], whole[name]) < 1e-10, name
+
+
+def test_steps_and_streams_in_a_group_of_one(group_of_one):
+    counts = traffic(0, 1, 400)
+    assert counts[0] == 40 * 8
+    points = cloud(60, 2)
+    with sharded() as shards:
+        kernel = graph_kernel(ImplicitGraph(points, Gaussian(0.3), "random_walk"), Diffusion(1.0), features="landmarks")
+        truth = dense_kernel(ImplicitGraph(points, Gaussian(0.3), "random_walk"), Diffusion(1.0))
+        assert relative(kernel @ points, truth @ points) < 1e-6
+        for options in ({"features": "pairwise"}, {"features": "neighbors"}, {"features": "positive"}, {}):
+            with pytest.raises(ValueError, match="needs all nodes in one process"):
+                graph_kernel(ImplicitGraph(points, Gaussian(0.3)), Diffusion(1.0), **options)
+        # A collective that fails names the step.
+        with pytest.raises(ShardError, match="left alone in the step 'sum'"):
+            shards._run("sum", points, lambda: (_ for _ in ()).throw(RuntimeError("closed")))
+    with pytest.raises(ValueError, match="place must be"), sharded(place=3):
+        pass
+
+
+def test_the_command_in_a_group_of_one(tmp_path, monkeypatch):
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "localhost", "MASTER_PORT": port}.items():
+        monkeypatch.setenv(name, str(value))
+    points = cloud(300, 2).numpy()
+    for name, array in {"p": points, "v": points, "y": np.sin(4 * points[:, 0])}.items():
+        np.save(tmp_path / f"{name}.npy", array)
+    common = ["sharded", str(tmp_path / "p.npy"), "--lengthscale", "0.3", "--landmarks", "30", "--out", str(tmp_path)]
+    assert main([*common, "--values", str(tmp_path / "v.npy")]) == 0
+    assert load_shard(tmp_path / "product", 0, 1).shape == (300, 2)
+    assert main([*common, "--targets", str(tmp_path / "y.npy"), "--steps", "2"]) == 0
+    assert load_shard(tmp_path / "deviation", 0, 1).shape == (300,)
+    assert main([*common, "--targets", str(tmp_path / "none.npy")]) == 1
+    assert not dist.is_initialized()
