@@ -164,7 +164,7 @@ def test_features_are_not_stored():
     with pytest.raises(RuntimeError, match="do not store"):
         _ = features.node_features
     few, many = (peak_of(MILLION_FEATURES.format(number=number)) for number in (300_000, 1_000_000))
-    assert many - few < 0.1
+    assert many - few < 0.2  # the features of these 700,000 nodes would be 0.36
 
 
 def test_bad_input_is_refused():
