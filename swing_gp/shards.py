@@ -1,16 +1,19 @@
 r"""Sums over the nodes, wherever the nodes are.
 
 Whatever meets all nodes at once is a sum over them, or an extreme. In one process the functions here hand back what they are
-given. Inside :func:`sharded` every process of a ``torch.distributed`` group holds some of the nodes, and with them the rows of
-every tensor that has one a node; there the same functions end in a collective. Nothing above this module knows which it is.
+given. Inside :func:`~swing_gp.distributed.sharded` every process of a ``torch.distributed`` group holds some of the nodes, and
+with them the rows of every tensor that has one a node; there the same functions end in a collective. Nothing above this module
+knows which it is.
 
 **Gradients.** A collective passes gradients on by a collective of its own, so a backward pass that all processes make gives
 the derivatives of the sum of their losses. The loss of a sharded computation is the same on all P of them, and that sum is P
 times the loss: a tensor that all hold alike (a lengthscale) has its gradient averaged over them, one that is sharded (points)
-has it divided by P. :func:`average_gradients` and :func:`local_gradients` see to it.
+has it divided by P. :func:`~swing_gp.distributed.average_gradients` and :func:`~swing_gp.distributed.local_gradients` see to
+it.
 
 **Faults.** A process that dies or stalls makes the next collective of all others fail, at the latest when the time-out of the
-group has passed; the error, :class:`ShardError`, names the step. What has to be refused on one process is refused on all.
+group has passed; the error, :class:`~swing_gp.distributed.ShardError`, names the step. What has to be refused on one process is
+refused on all.
 """
 
 from __future__ import annotations

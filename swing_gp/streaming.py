@@ -8,7 +8,7 @@ observations y than sums over them. With :math:`L = s D + \sigma^2` and :math:`C
 .. math:: -2 \log p(y) = q - b^\top (I + C' A)^{-1} C' b + \ell + \log|I + C' A| + n \log 2\pi .
 
 Rows of F are made a chunk at a time, in the backward pass once more. Memory is O(N) for what a node brings along (its point,
-its target), plus one chunk. Inside :func:`~swing_gp.shards.sharded` the sums run over all processes: what travels between
+its target), plus one chunk. Inside :func:`~swing_gp.distributed.sharded` the sums run over all processes: what travels between
 them is k x k, whatever N is.
 """
 
