@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -63,9 +64,13 @@ def test_a_missing_extra_names_its_installation(missing, action, remedy, tmp_pat
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    out = tmp_path_factory.mktemp("dist")
-    run(sys.executable, "-m", "build", "--outdir", out, ROOT)
-    return out
+    # From a copy: builds that run at the same time write to the same folders of their source.
+    folder = tmp_path_factory.mktemp("dist")
+    shutil.copytree(
+        ROOT, folder / "source", ignore=shutil.ignore_patterns(".*", "build", "*.egg-info", "results", "__pycache__")
+    )
+    run(sys.executable, "-m", "build", "--outdir", folder / "out", folder / "source")
+    return folder / "out"
 
 
 @pytest.mark.slow
@@ -90,6 +95,6 @@ def test_installs_into_a_clean_environment(built, kind, tmp_path):
     python = tmp_path / "venv" / "bin" / "python"
     for package in ("torch", archive):
         run(python, "-m", "pip", "install", "--quiet", "--constraint", ROOT / "constraints.txt", package)
-    installed = run(python, "-c", WITHOUT_EXTRAS + "print(swing_gp.__file__)", cwd=tmp_path)
+    installed = run(python, "-I", "-c", WITHOUT_EXTRAS + "print(swing_gp.__file__)", cwd=tmp_path)
     assert str(tmp_path) in installed
     assert "usage: swing-gp" in run(tmp_path / "venv" / "bin" / "swing-gp", "--help", cwd=tmp_path)
