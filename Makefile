@@ -15,7 +15,7 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 demo: $(READY)  ## the main job: normals of two meshes and a regression, with pictures and reports, into demo_output/
-	$(BIN)/python -m benchmarks.demo --out demo_output
+	OMP_WAIT_POLICY=passive $(BIN)/python -m benchmarks.demo --out demo_output
 
 test: $(READY) lint  ## lint, types and tests; at least 95% of the lines of the package must run
 	$(PARALLEL) -m "not slow" --cov=swing_gp --cov-fail-under=95
@@ -49,6 +49,7 @@ benchmarks: $(READY)  ## every benchmark in its quick size, into results/
 	$(BIN)/python -m benchmarks.normals --quick
 	$(BIN)/python -m benchmarks.vit --quick
 	$(BIN)/python -m benchmarks.peers --quick
+	$(BIN)/python -m benchmarks.distributed --quick
 
 clean:
 	rm -rf $(VENV) build dist docs/notebooks/*.ipynb *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage demo_output results

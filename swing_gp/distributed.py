@@ -22,6 +22,7 @@ matrices, inner products. Nothing of size N does.
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -36,11 +37,10 @@ __all__ = ["ShardError", "Shards", "average_gradients", "load_shard", "local_gra
 
 
 def load_shard(path: str | os.PathLike, rank: int | None = None, world: int | None = None) -> Tensor:
-    """The rows of this process, of one ``.npy`` file or of a folder of them.
+    """The rows of this process, of one ``.npy`` file or of a folder of parts: rows N r / P to N (r+1) / P for process r of P.
 
-    A file is mapped into memory, and nothing is read before it is used: process r of P has rows N r / P to N (r+1) / P. The
-    files of a folder, in the order of their names, are dealt out whole, neighbours to the same process; several of them on one
-    process are read into its memory, one is mapped.
+    Files are mapped into memory, and nothing is read before it is used; rows that lie in several parts are copied. Parts follow
+    each other in the order of the numbers in their names (``2.npy`` before ``10.npy``).
 
     :param rank: of this process; that of the default group if None.
     :param world: how many processes there are; those of the default group if None.
@@ -48,27 +48,34 @@ def load_shard(path: str | os.PathLike, rank: int | None = None, world: int | No
     rank = dist.get_rank() if rank is None else rank
     world = dist.get_world_size() if world is None else world
     path = Path(path)
-    if path.is_dir():
-        files = sorted(path.glob("*.npy"))
-        if not files:
-            raise ValueError(f"{path} must hold .npy files, one or more a process; there are none.")
-        arrays = [_mapped(file) for file in files]
-        for file, array in zip(files, arrays, strict=True):
-            if array.shape[1:] != arrays[0].shape[1:] or array.dtype != arrays[0].dtype:
-                raise ValueError(f"{file} has rows of another shape or dtype than {files[0]}; all parts must be alike.")
-        own = arrays[len(arrays) * rank // world : len(arrays) * (rank + 1) // world]
-        part = own[0] if len(own) == 1 else np.concatenate([arrays[0][:0], *own])
-    else:
-        whole = _mapped(path)
-        part = whole[len(whole) * rank // world : len(whole) * (rank + 1) // world]
-    return torch.from_numpy(part)
+    files = sorted(path.glob("*.npy"), key=_by_numbers) if path.is_dir() else [path]
+    if not files:
+        raise ValueError(f"{path} must hold .npy files, one row a node; there are none.")
+    arrays = [_mapped(file) for file in files]
+    for file, array in zip(files, arrays, strict=True):
+        if array.shape[1:] != arrays[0].shape[1:] or array.dtype != arrays[0].dtype:
+            raise ValueError(f"{file} has rows of another shape or dtype than {files[0]}; all parts must be alike.")
+    number = sum(len(array) for array in arrays)
+    start, stop = number * rank // world, number * (rank + 1) // world
+    own, before = [], 0
+    for array in arrays:
+        own.append(array[max(0, start - before) : max(0, stop - before)])
+        before += len(array)
+    own = [part for part in own if len(part)] or [arrays[0][:0]]
+    return torch.from_numpy(own[0] if len(own) == 1 else np.concatenate(own))
+
+
+def _by_numbers(path: Path) -> list:
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path.name)]
 
 
 def _mapped(path: Path) -> np.ndarray:
     try:
         array = np.load(path, mmap_mode="c", allow_pickle=False)  # copy on write: torch wants memory it could write to
+    except FileNotFoundError as error:
+        raise ValueError(f"{path} does not exist.") from error
     except (OSError, ValueError) as error:
-        raise ValueError(f"{path} must be a .npy file of numbers, or a folder of them: {error}") from error
+        raise ValueError(f"{path} must be a .npy file of numbers, or a folder of them; write one with numpy.save.") from error
     if not isinstance(array, np.ndarray) or array.ndim == 0 or array.dtype.kind not in "fiub":
         raise ValueError(f"{path} must be a .npy file with one row a node.")
     return array
@@ -76,11 +83,15 @@ def _mapped(path: Path) -> np.ndarray:
 
 def save_part(folder: str | os.PathLike, name: str, values: Tensor, rank: int | None = None, world: int | None = None) -> Path:
     """Write the rows of this process to ``folder/name/00000-of-00004.npy``, whole or not at all; :func:`load_shard` reads the
-    folder back."""
+    folder back. Parts that another number of processes has left there are removed."""
     rank = dist.get_rank() if rank is None else rank
     world = dist.get_world_size() if world is None else world
     target = Path(folder) / name / f"{rank:05d}-of-{world:05d}.npy"
     target.parent.mkdir(parents=True, exist_ok=True)
+    if rank == 0:
+        for old in target.parent.glob("*-of-*.npy"):
+            if not old.name.endswith(f"-of-{world:05d}.npy"):
+                old.unlink()
     with whole_file(target) as temporary:
         np.save(temporary, values.detach().cpu().numpy())
     return target

@@ -56,7 +56,8 @@ class GraphGPRegressor(RegressorMixin, BaseEstimator):
     the mean and to the small variance that a point has for itself.
 
     :param kernel: ``"diffusion"``, ``"matern"``, ``"log_matern"``, ``"regularized_laplacian"``, ``"random_walk"`` or
-        ``"inverse_cosine"``.
+        ``"inverse_cosine"``. None is ``"log_matern"`` with landmarks and ``"diffusion"`` with other features, which cannot
+        follow a logarithm.
     :param features: ``"landmarks"`` (the default, 256 of them unless ``num_features`` says otherwise) has closed forms and so a
         training time known beforehand. All others are as of :func:`~swing_gp.graph_kernel`: ``"auto"`` takes the cheapest
         that resolves the graph to ``tol`` (1e-4 by default), which may train by conjugate gradients.
@@ -80,7 +81,7 @@ class GraphGPRegressor(RegressorMixin, BaseEstimator):
 
     def __init__(
         self,
-        kernel: str = "diffusion",
+        kernel: str | None = None,
         *,
         features: str = "landmarks",
         tol: float | None = None,
@@ -98,7 +99,7 @@ class GraphGPRegressor(RegressorMixin, BaseEstimator):
 
     def fit(self, X: Any, y: Any, X_unlabeled: Any = None) -> GraphGPRegressor:
         """Learn from inputs (n, d) and targets (n,) or (n, k); inputs without a target widen the graph."""
-        check_choice("kernel", self.kernel, tuple(KERNELS))
+        check_choice("kernel", self._kernel_name, tuple(KERNELS))
         check_count("max_steps", self.max_steps, minimum=0)
         x = _matrix("X", X)
         targets = _targets(y, len(x))
@@ -118,7 +119,7 @@ class GraphGPRegressor(RegressorMixin, BaseEstimator):
         return self
 
     def _build(self, nodes: Tensor, targets: Tensor) -> None:
-        kind, settings, _ = KERNELS[self.kernel]
+        kind, settings, _ = KERNELS[self._kernel_name]
         landmarks = self.features == "landmarks"
         kernel = kind(
             nodes,
@@ -140,7 +141,9 @@ class GraphGPRegressor(RegressorMixin, BaseEstimator):
     def _start(self, spacing: float) -> None:
         """Set lengthscale and parameters of the series to the likeliest of a few; training moves them by small factors."""
         kernel, losses = self.model_.graph_kernel, {}
-        starts = [{"lengthscale": multiple * spacing, **values} for multiple in MULTIPLES for values in KERNELS[self.kernel][2]]
+        starts = [
+            {"lengthscale": multiple * spacing, **values} for multiple in MULTIPLES for values in KERNELS[self._kernel_name][2]
+        ]
         for number, start in enumerate(starts):
             kernel.initialize(**start)
             losses[number] = float(self.model_.loss())
@@ -194,6 +197,12 @@ class GraphGPRegressor(RegressorMixin, BaseEstimator):
         samples = samples * self.y_scale_[:, None, None] + self.y_mean_[:, None, None]
         array = samples.permute(2, 0, 1).numpy()
         return array[:, 0] if self.single_target_ else array
+
+    @property
+    def _kernel_name(self) -> str:
+        if self.kernel is None:
+            return "log_matern" if self.features == "landmarks" else "diffusion"
+        return self.kernel
 
     @property
     def noise_(self) -> np.ndarray:

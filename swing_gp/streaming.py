@@ -62,6 +62,16 @@ class StreamedKernel:
         is_node = torch.full((len(x),), nodes, dtype=torch.bool, device=x.device)
         return kernel_rows(self.features, self.series, features, log_degree, is_node)
 
+    @torch.no_grad()
+    def residual(self) -> float:
+        """The mean of what the landmarks leave out of the diagonal of W: near zero where they resolve the weights, near one
+        where they see next to nothing."""
+
+        def part(rows: slice) -> Tensor:
+            return self.features.residual(self.features.features(self.points[rows])).sum()
+
+        return float(total(streamed_sum(self.features, part), "residual")) / count(len(self.points))
+
     def mean_variance(self) -> Tensor:  # scalar
         """The mean of the diagonal of K."""
 
@@ -153,7 +163,7 @@ class StreamedGP(torch.nn.Module):
     def _check(self, y: Tensor, observed: Tensor | None) -> Tensor:
         number = len(self.points)
         if not everywhere(torch.is_tensor(y) and y.shape == (number,) and y.dtype == self.points.dtype):
-            raise ValueError(f"y must be a vector of {number} targets of {self.points.dtype}, one a node; fill gaps with zero.")
+            raise ValueError(f"y must be a vector of {number} targets of {self.points.dtype}, one a node.")
         observed = torch.ones(number, dtype=torch.bool) if observed is None else observed
         if not everywhere(observed.shape == (number,) and observed.dtype == torch.bool):
             raise ValueError(f"observed must be a mask of {number} booleans, one a node.")

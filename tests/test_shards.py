@@ -242,6 +242,14 @@ def test_shards_of_files(tmp_path):
     for world in (1, 2, 3, 5):
         again = [load_shard(tmp_path / "many", rank, world) for rank in range(world)]
         assert torch.equal(torch.cat(again), torch.from_numpy(array))
+    for number in range(11):
+        np.save(tmp_path / "many" / f"part-{number}.npy", array[:0])
+    np.save(tmp_path / "many" / "part-10.npy", array[:1])
+    np.save(tmp_path / "many" / "part-9.npy", array[1:2])
+    last = load_shard(tmp_path / "many", 0, 1)[-2:]
+    assert torch.equal(last, torch.from_numpy(array[[1, 0]]))  # 9 before 10
+    save_part(tmp_path, "many", parts[0], 0, 1)
+    assert not list((tmp_path / "many").glob("*-of-00004.npy"))  # of another number of processes
     (tmp_path / "none").mkdir()
     with pytest.raises(ValueError, match="there are none"):
         load_shard(tmp_path / "none", 0, 1)
@@ -336,7 +344,7 @@ def test_steps_and_streams_in_a_group_of_one(group_of_one):
         pass
 
 
-def test_the_command_in_a_group_of_one(tmp_path, monkeypatch):
+def test_the_command_in_a_group_of_one(tmp_path, monkeypatch, capsys):
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
@@ -350,5 +358,22 @@ def test_the_command_in_a_group_of_one(tmp_path, monkeypatch):
     assert load_shard(tmp_path / "product", 0, 1).shape == (300, 2)
     assert main([*common, "--targets", str(tmp_path / "y.npy"), "--steps", "2"]) == 0
     assert load_shard(tmp_path / "deviation", 0, 1).shape == (300,)
-    assert main([*common, "--targets", str(tmp_path / "none.npy")]) == 1
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert 0 <= report["residual"] < 0.01
+    assert report["settings"]["landmarks"] == 30
+    for name, array, message in (
+        ("none", None, "does not exist"),
+        ("short", points[:-1, 0], "has 299 rows"),
+        ("wide", points, "one target a row"),
+    ):
+        if array is not None:
+            np.save(tmp_path / f"{name}.npy", array)
+        assert main([*common, "--targets", str(tmp_path / f"{name}.npy")]) == 1
+        assert message in capsys.readouterr().err
+    np.save(tmp_path / "nan.npy", np.full(300, np.nan))
+    assert main([*common, "--values", str(tmp_path / "nan.npy")]) == 1
+    assert "must be finite" in capsys.readouterr().err
+    common[3] = "0.02"
+    assert main([*common, "--values", str(tmp_path / "v.npy")]) == 0
+    assert "leave a mean residual of" in capsys.readouterr().err
     assert not dist.is_initialized()

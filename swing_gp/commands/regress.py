@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--holdout", type=float, default=0.2, metavar="SHARE", help="share of targets to score on (%(default)s)"
     )
-    parser.add_argument("--kernel", choices=tuple(KERNELS), default="diffusion", help="(%(default)s)")
+    parser.add_argument("--kernel", choices=tuple(KERNELS), help="(log_matern with landmarks, else diffusion)")
     parser.add_argument("--features", choices=NAMES, default="landmarks", help="how the weights are computed (%(default)s)")
     parser.add_argument("--num-features", type=int, metavar="N", help="how many landmarks (256)")
     parser.add_argument("--ard", action="store_true", help="one lengthscale a column")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -19,12 +20,14 @@ from swing_gp.distributed import ShardError, Shards, load_shard, save_part, shar
 from swing_gp.files import whole_file
 from swing_gp.kernels import DiffusionKernel
 from swing_gp.memory import peak_gigabytes
-from swing_gp.shards import count, total
-from swing_gp.streaming import StreamedGP
+from swing_gp.shards import count, everywhere, total
+from swing_gp.streaming import StreamedGP, StreamedKernel
 
 __all__ = ["add_arguments", "run"]
 
 START_NOISE = 0.1
+# Of the diagonal of W; a kernel on landmarks that leave out more is another kernel.
+LARGE_RESIDUAL = 0.01
 
 DESCRIPTION = """\
 The diffusion kernel on a cloud of any size, sharded over processes: a product with it, or GP regression.
@@ -35,14 +38,14 @@ targets are .npy files with one row a node, or folders of such files. Targets th
 Writes into DIR, a folder of parts each, which are whole or absent:
   product/          K v, with --values
   mean/, deviation/ of the function at all nodes, with --targets
-  report.json       settings, times, memory and bytes sent, of the first process
+  report.json       settings, residual of the landmarks, times, memory and bytes sent, of the first process
 """
 EXAMPLES = """\
 examples:
-  torchrun --nproc-per-node 2 -m swing_gp sharded points.npy --values v.npy --lengthscale 0.1 --time 5 --out out
-  torchrun --nproc-per-node 4 -m swing_gp sharded parts/ --targets y.npy --lengthscale 0.1 --landmarks 128 --steps 20 --out out
+  torchrun --standalone --nproc-per-node 2 -m swing_gp sharded points.npy --values v.npy --lengthscale 0.3 --time 5 --out out
+  torchrun --standalone --nproc-per-node 4 -m swing_gp sharded parts/ --targets y.npy --lengthscale 0.3 --landmarks 99 --out out
 
-exit codes: 0 done, 1 a file cannot be used or a process was lost, 2 wrong arguments
+exit codes of a process: 0 done, 1 a file cannot be used or a process was lost, 2 wrong arguments; torchrun turns both into 1
 """
 
 
@@ -53,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lengthscale", type=float, required=True, help="of the Gaussian weights; where training starts")
     parser.add_argument("--time", type=float, default=5.0, help="of diffusion; where training starts (%(default)s)")
     parser.add_argument("--landmarks", type=int, default=64, metavar="K", help="(%(default)s)")
-    parser.add_argument("--steps", type=int, default=20, help="of training (%(default)s)")
+    parser.add_argument("--steps", type=int, default=50, help="of training (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the landmarks (%(default)s)")
     parser.add_argument(
         "--timeout", type=float, default=300, metavar="S", help="after which a silent process is lost (%(default)s)"
@@ -81,8 +84,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _work(arguments: argparse.Namespace, shards: Shards) -> None:
     start = time.perf_counter()
-    points = load_shard(arguments.points)
-    column = load_shard(arguments.values or arguments.targets)
+    points, column = _loaded(arguments)
     kernel = DiffusionKernel(
         points,
         lengthscale=arguments.lengthscale,
@@ -95,26 +97,58 @@ def _work(arguments: argparse.Namespace, shards: Shards) -> None:
     if arguments.values is not None:
         with torch.no_grad():
             streamed, _ = StreamedGP(kernel).streamed_kernel()
-            result = streamed.product(column.to(points.dtype).reshape(len(points), -1))
+            result = streamed.product(column.reshape(len(points), -1))
         save_part(arguments.out, "product", result.reshape(column.shape))
         found: dict = {}
     else:
-        found = _regress(arguments, kernel, column.to(points.dtype))
+        found, streamed = _regress(arguments, kernel, column)
+    residual = streamed.residual()
+    settings = {name: getattr(arguments, name) for name in ("lengthscale", "time", "landmarks", "steps", "seed")}
     report = {
+        "settings": settings,
         "nodes": count(len(points)),
         "processes": shards.size,
+        "residual": residual,
         "seconds": time.perf_counter() - start,
         "peak_gb": peak_gigabytes(),
         "bytes": dict(shards.bytes),
         **found,
     }
-    if shards.rank == 0:
-        with whole_file(arguments.out / "report.json") as temporary:
-            temporary.write_text(json.dumps(report, indent=2) + "\n")
-        print(f"{report['nodes']:,} nodes on {shards.size} processes in {report['seconds']:.1f} s: {arguments.out}")
+    if shards.rank > 0:
+        return
+    with whole_file(arguments.out / "report.json") as temporary:
+        temporary.write_text(json.dumps(report, indent=2) + "\n")
+    print(f"{report['nodes']:,} nodes on {shards.size} processes in {report['seconds']:.1f} s: {arguments.out}")
+    if residual > LARGE_RESIDUAL:
+        print(
+            f"warning: {arguments.landmarks} landmarks leave a mean residual of {residual:.2g} at lengthscale "
+            f"{kernel.lengthscale.item():.3g}: the kernel is far from that of the graph. Raise --landmarks or --lengthscale.",
+            file=sys.stderr,
+        )
 
 
-def _regress(arguments: argparse.Namespace, kernel: DiffusionKernel, targets: Tensor) -> dict:
+def _loaded(arguments: argparse.Namespace) -> tuple[Tensor, Tensor]:
+    """The points of this process and their values or targets, which fit together."""
+    given = arguments.values or arguments.targets
+    points, column = load_shard(arguments.points), load_shard(given)
+    if points.dtype not in (torch.float32, torch.float64):
+        points = points.double()
+    numbers = count(len(points)), count(len(column))
+    if numbers[0] != numbers[1]:
+        raise ValueError(
+            f"{given} has {numbers[1]:,} rows, {arguments.points} has {numbers[0]:,}; they must have one a node, both."
+        )
+    column = column.to(points.dtype)
+    if arguments.targets is not None:
+        if column.dim() > 2 or column.shape[1:] not in ((), (1,)):
+            raise ValueError(f"{given} must have one target a row, got rows of shape {tuple(column.shape[1:])}.")
+        column = column.reshape(len(points))
+    elif not everywhere(bool(torch.isfinite(column).all())):
+        raise ValueError(f"{given} must be finite: it contains NaN or infinity, which a product would spread to all nodes.")
+    return points, column
+
+
+def _regress(arguments: argparse.Namespace, kernel: DiffusionKernel, targets: Tensor) -> tuple[dict, StreamedKernel]:
     observed = ~torch.isnan(targets)
     number = max(1, count(int(observed.sum())))
     center = total(targets[observed].double().sum(), "center") / number
@@ -130,10 +164,8 @@ def _regress(arguments: argparse.Namespace, kernel: DiffusionKernel, targets: Te
         deviation[rows] = (variances.clamp_min(0).sqrt() * spread).to(mean.dtype)
     save_part(arguments.out, "mean", mean)
     save_part(arguments.out, "deviation", deviation)
-    return {
-        "observed": number,
-        "losses": losses,
-        "lengthscale": kernel.lengthscale.item(),
-        "time": kernel.time.item(),
-        "noise": float(gp.likelihood.noise.detach().sqrt() * spread),
-    }
+    with torch.no_grad():
+        streamed, _ = gp.streamed_kernel()
+    trained = {"lengthscale": kernel.lengthscale.item(), "time": kernel.time.item()}
+    noise = float(gp.likelihood.noise.detach().sqrt() * spread)
+    return {"observed": number, "losses": losses, "trained": trained, "noise_deviation": noise}, streamed
