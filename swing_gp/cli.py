@@ -1,4 +1,4 @@
-"""The command line: ``swing-gp normals`` and ``swing-gp regress`` (also ``python -m swing_gp``)."""
+"""The command line: ``swing-gp normals``, ``regress`` and ``sharded`` (also ``python -m swing_gp``)."""
 
 from __future__ import annotations
 

@@ -40,7 +40,8 @@ def load_shard(path: str | os.PathLike, rank: int | None = None, world: int | No
     """The rows of this process, of one ``.npy`` file or of a folder of parts: rows N r / P to N (r+1) / P for process r of P.
 
     Files are mapped into memory, and nothing is read before it is used; rows that lie in several parts are copied. Parts follow
-    each other in the order of the numbers in their names (``2.npy`` before ``10.npy``).
+    each other in the order of the numbers in their names (``2.npy`` before ``10.npy``). Of the parts that :func:`save_part`
+    wrote none may be missing.
 
     :param rank: of this process; that of the default group if None.
     :param world: how many processes there are; those of the default group if None.
@@ -48,9 +49,7 @@ def load_shard(path: str | os.PathLike, rank: int | None = None, world: int | No
     rank = dist.get_rank() if rank is None else rank
     world = dist.get_world_size() if world is None else world
     path = Path(path)
-    files = sorted(path.glob("*.npy"), key=_by_numbers) if path.is_dir() else [path]
-    if not files:
-        raise ValueError(f"{path} must hold .npy files, one row a node; there are none.")
+    files = _parts(path) if path.is_dir() else [path]
     arrays = [_mapped(file) for file in files]
     for file, array in zip(files, arrays, strict=True):
         if array.shape[1:] != arrays[0].shape[1:] or array.dtype != arrays[0].dtype:
@@ -63,6 +62,26 @@ def load_shard(path: str | os.PathLike, rank: int | None = None, world: int | No
         before += len(array)
     own = [part for part in own if len(part)] or [arrays[0][:0]]
     return torch.from_numpy(own[0] if len(own) == 1 else np.concatenate(own))
+
+
+def _parts(folder: Path) -> list[Path]:
+    """The files of a folder in order, without those that a process left half-written when it was killed."""
+    files = sorted((file for file in folder.glob("*.npy") if not file.name.startswith(".")), key=_by_numbers)
+    if not files:
+        raise ValueError(f"{folder} must hold .npy files, one row a node; there are none.")
+    for world in {int(match[1]) for file in files if (match := re.fullmatch(r"\d+-of-(\d+)\.npy", file.name))}:
+        wanted = [part_path(folder, "", rank, world) for rank in range(world)]
+        missing = [part.name for part in wanted if not part.exists()]
+        if missing:
+            raise ValueError(f"{folder} lacks {', '.join(missing)}: the run that wrote it did not end; run it again.")
+    return files
+
+
+def part_path(folder: str | os.PathLike, name: str, rank: int | None = None, world: int | None = None) -> Path:
+    """Where :func:`save_part` writes the rows of this process."""
+    rank = dist.get_rank() if rank is None else rank
+    world = dist.get_world_size() if world is None else world
+    return Path(folder) / name / f"{rank:05d}-of-{world:05d}.npy"
 
 
 def _by_numbers(path: Path) -> list:
@@ -78,20 +97,22 @@ def _mapped(path: Path) -> np.ndarray:
         raise ValueError(f"{path} must be a .npy file of numbers, or a folder of them; write one with numpy.save.") from error
     if not isinstance(array, np.ndarray) or array.ndim == 0 or array.dtype.kind not in "fiub":
         raise ValueError(f"{path} must be a .npy file with one row a node.")
+    if not array.dtype.isnative or array.dtype.itemsize > 8:
+        raise ValueError(
+            f"{path} has numbers of dtype {array.dtype.str}, which torch does not know; save them as float32 or float64."
+        )
     return array
 
 
 def save_part(folder: str | os.PathLike, name: str, values: Tensor, rank: int | None = None, world: int | None = None) -> Path:
     """Write the rows of this process to ``folder/name/00000-of-00004.npy``, whole or not at all; :func:`load_shard` reads the
     folder back. Parts that another number of processes has left there are removed."""
-    rank = dist.get_rank() if rank is None else rank
-    world = dist.get_world_size() if world is None else world
-    target = Path(folder) / name / f"{rank:05d}-of-{world:05d}.npy"
+    target = part_path(folder, name, rank, world)
     target.parent.mkdir(parents=True, exist_ok=True)
-    if rank == 0:
+    if target.name.startswith("00000-"):
         for old in target.parent.glob("*-of-*.npy"):
-            if not old.name.endswith(f"-of-{world:05d}.npy"):
-                old.unlink()
+            if old.name.rpartition("-")[2] != target.name.rpartition("-")[2]:
+                old.unlink(missing_ok=True)
     with whole_file(target) as temporary:
         np.save(temporary, values.detach().cpu().numpy())
     return target

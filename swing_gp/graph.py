@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from swing_gp.edges import EdgeFunction
-from swing_gp.shards import count, everywhere
+from swing_gp.shards import count, everywhere, place_of_nodes
 from swing_gp.validation import check_choice
 
 __all__ = ["NORMALIZATIONS", "ImplicitGraph", "recomputed", "row_chunks"]
@@ -76,6 +76,7 @@ class ImplicitGraph:
         self.points = points
         self.edge = edge
         self.normalization = normalization
+        self.made_at = place_of_nodes()
 
     def __repr__(self) -> str:
         return (
@@ -110,7 +111,7 @@ class ImplicitGraph:
     def _replace(self, points: Tensor, edge: EdgeFunction) -> ImplicitGraph:
         # Validated once already; operators rebuild graphs inside autograd, where a check would cost a pass.
         other = object.__new__(ImplicitGraph)
-        other.points, other.edge, other.normalization = points, edge, self.normalization
+        other.points, other.edge, other.normalization, other.made_at = points, edge, self.normalization, self.made_at
         return other
 
     def weight_rows(self, nodes: Tensor) -> Tensor:  # (n,) -> (n, N)

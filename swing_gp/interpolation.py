@@ -37,6 +37,7 @@ from swing_gp.graph import ImplicitGraph
 from swing_gp.kernels import GraphKernel
 from swing_gp.selection import RULES, Selection, select
 from swing_gp.series import Series
+from swing_gp.shards import refuse_shards
 from swing_gp.validation import check_choice
 from swing_gp.walks import Walks
 
@@ -114,6 +115,7 @@ def interpolate(
         and 1e-10 for sums.
     """
     check_choice("rule", rule, RULES)
+    refuse_shards("interpolate", "use StreamedGP")
     points = graph.points if isinstance(graph, ImplicitGraph) else ImplicitGraph(graph, Gaussian(1.0)).points
     known, values = _checked(points, known_idx, known_values)
     if isinstance(graph, ImplicitGraph) != (series is not None):

@@ -25,6 +25,7 @@ from swing_gp.kernels import (
     RegularizedLaplacianKernel,
 )
 from swing_gp.progress import progress_bar
+from swing_gp.shards import refuse_shards
 from swing_gp.spacing import neighbor_distance
 from swing_gp.validation import check_choice, check_count
 
@@ -101,6 +102,7 @@ class GraphGPRegressor(RegressorMixin, BaseEstimator):
         """Learn from inputs (n, d) and targets (n,) or (n, k); inputs without a target widen the graph."""
         check_choice("kernel", self._kernel_name, tuple(KERNELS))
         check_count("max_steps", self.max_steps, minimum=0)
+        refuse_shards("GraphGPRegressor", "use StreamedGP")
         x = _matrix("X", X)
         targets = _targets(y, len(x))
         self.n_features_in_, self.single_target_ = x.shape[1], np.ndim(y) == 1

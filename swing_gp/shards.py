@@ -12,8 +12,9 @@ has it divided by P. :func:`~swing_gp.distributed.average_gradients` and :func:`
 it.
 
 **Faults.** A process that dies or stalls makes the next collective of all others fail, at the latest when the time-out of the
-group has passed; the error, :class:`~swing_gp.distributed.ShardError`, names the step. What has to be refused on one process is
-refused on all.
+group has passed; the error, :class:`~swing_gp.distributed.ShardError`, names the step. What bad numbers make one process refuse
+all refuse. What needs all nodes in one process (entries, samples, lists, walks) is refused, and so are operators that have left
+the context they were made in.
 """
 
 from __future__ import annotations
@@ -26,12 +27,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 __all__ = [
     "ShardError",
     "Shards",
     "adjoint_total",
     "average_gradients",
+    "check_place",
     "count",
     "everywhere",
     "extremes",
@@ -39,6 +42,7 @@ __all__ = [
     "largest_of",
     "local_gradients",
     "pick",
+    "place_of_nodes",
     "refuse_shards",
     "sharded",
     "take",
@@ -68,6 +72,7 @@ class Shards:
         self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
         self.bytes: Counter[str] = Counter()
         self.calls: Counter[str] = Counter()
+        self._hooked = WeakTensorKeyDictionary()
         # In which order the shards make up the whole: by their places, which are their ranks unless told otherwise.
         self.place = self.rank if place is None else place
         places = self.gather(torch.tensor([self.place]), "start").flatten().tolist()
@@ -99,6 +104,11 @@ class Shards:
         self._run(step, own, lambda: self._dist.all_gather(parts, own, group=self.group))
         return torch.stack(parts).to(x.device)
 
+    def hook(self, tensor: Tensor, function: Callable[[Tensor], Tensor]) -> None:
+        """Change the gradients of a leaf, once, for as long as these shards are in force."""
+        if tensor.requires_grad and tensor not in self._hooked:
+            self._hooked[tensor] = tensor.register_hook(lambda grad: function(grad) if _current is self else grad)
+
     def _device(self, x: Tensor) -> torch.device:
         """Where a tensor has to be to travel: nccl takes none from the CPU."""
         return torch.device("cuda") if self._dist.get_backend(self.group) == "nccl" else x.device
@@ -114,7 +124,7 @@ def sharded(group: Any = None, *, place: int | None = None) -> Iterator[Shards]:
 
     All processes of the group run the same program on their shards, which may be of any size, none included. Operators have the
     shape of the shard; their products, solves and determinants are those of the whole matrix. ``features`` is one of
-    ``"landmarks"``, ``"grid"`` and ``"fourier"``.
+    ``"landmarks"``, ``"grid"`` and ``"fourier"``. Graphs, operators and kernels are made, used and differentiated inside.
 
     :param group: a ``torch.distributed`` process group; the default group if None.
     :param place: the position of this shard in the whole, if it is not the rank. Landmarks are drawn in the order of places,
@@ -152,7 +162,7 @@ class _Total(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.shards.reduce(grad, ctx.step + " (backward)"), None, None
+        return _Total.apply(grad, ctx.shards, ctx.step + " (backward)"), None, None  # differentiable again
 
 
 def total(x: Tensor, step: str) -> Tensor:
@@ -180,9 +190,14 @@ def everywhere(condition: bool) -> bool:
 
 
 def largest_of(x: Tensor) -> float:  # (N,)
-    """The largest entry, of all processes."""
+    """The largest entry, of all processes; NaN where one is."""
     own = float(x.detach().max()) if len(x) else -math.inf
-    return own if _current is None else float(_current.reduce(torch.tensor(own, dtype=torch.float64), "check", "MAX"))
+    if _current is None:
+        return own
+    # A maximum over processes may lose NaN, so it travels by itself.
+    both = torch.tensor([-math.inf, 1.0] if math.isnan(own) else [own, 0.0], dtype=torch.float64)
+    largest, is_nan = _current.reduce(both, "check", "MAX").tolist()
+    return math.nan if is_nan else largest
 
 
 def extremes(x: Tensor) -> tuple[Tensor, Tensor]:  # (N, d) -> (d,), (d,)
@@ -223,24 +238,36 @@ def is_sharded() -> bool:
     return _current is not None
 
 
-def refuse_shards(what: str, remedy: str) -> None:
+def place_of_nodes() -> tuple[int, int] | None:
+    """What the nodes of an object are a shard of: the place of this process and how many there are. None for all nodes."""
+    return None if _current is None else (_current.place, _current.size)
+
+
+def check_place(made_at: tuple[int, int] | None, what: str) -> None:
+    """Refuse what was made of other shards than those in force: its sums would leave out nodes, or wait for nobody."""
+    if made_at != place_of_nodes():
+        one, other = ("outside", "inside") if made_at is None else ("inside", "outside" if _current is None else "another")
+        raise ValueError(f"{what} was made {one} sharded() and is used {other} of it: make and use it in the same context.")
+
+
+def refuse_shards(what: str, remedy: str = "leave sharded(), with a graph of all nodes or of some of them") -> None:
     """For what needs all nodes in one process."""
     if is_sharded():
         raise ValueError(f"{what} needs all nodes in one process; {remedy}.")
 
 
 def average_gradients(*tensors: Tensor) -> None:
-    """For leaves that all processes hold alike, such as the parameters of a model: from now on their gradients are those of the
-    loss, the same on all."""
+    """For leaves that all processes hold alike, such as the parameters of a model: inside this :func:`sharded` their gradients
+    are those of the loss, the same on all."""
     shards = _current
     if shards is not None:
         for tensor in tensors:
-            tensor.register_hook(lambda grad: shards.reduce(grad, "parameters (backward)") / shards.size)
+            shards.hook(tensor, lambda grad: shards.reduce(grad, "parameters (backward)") / shards.size)
 
 
 def local_gradients(*tensors: Tensor) -> None:
-    """For leaves that are sharded, such as points: from now on their gradients are those of the loss."""
+    """For leaves that are sharded, such as points: inside this :func:`sharded` their gradients are those of the loss."""
     shards = _current
     if shards is not None:
         for tensor in tensors:
-            tensor.register_hook(lambda grad: grad / shards.size)
+            shards.hook(tensor, lambda grad: grad / shards.size)

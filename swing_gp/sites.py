@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from swing_gp.recent import Recent
+from swing_gp.shards import everywhere, extremes, is_sharded
 
 __all__ = ["NodeTable", "Sites"]
 
@@ -59,11 +60,12 @@ class NodeTable:
         return self._recent.get(lambda: self._by_coordinates(x) if x.is_floating_point() else self._by_id(x), x)
 
     def outside(self, sites: Sites) -> bool:
-        """Whether some input lies beyond the box of the nodes."""
-        if sites.on_graph:
+        """Whether some input (of any process) lies beyond the box of the nodes."""
+        if sites.on_graph and not is_sharded():
             return False
+        low, high = extremes(self.points)
         x = sites.points.detach()
-        return bool(((x < self.points.amin(0)) | (x > self.points.amax(0))).any())
+        return not everywhere(bool(((x >= low) & (x <= high)).all()))
 
     def _by_id(self, x: Tensor) -> Sites:
         if x.dim() == 2 and x.shape[1] != 1:
@@ -89,6 +91,8 @@ class NodeTable:
         if not bool(torch.isfinite(x.detach()).all()):
             raise ValueError("The inputs must be finite: they contain NaN or infinity; drop or impute those rows.")
         keys = row_keys(x.detach())
+        if not len(self._keys):  # an empty shard
+            return Sites(x, torch.full_like(keys, -1), keys)
         place = torch.searchsorted(self._keys, keys).clamp_max(len(self._keys) - 1)
         found = self._order[place]
         is_node = (self._keys[place] == keys) & (self.points[found] == x.detach()).all(-1)

@@ -21,6 +21,7 @@ from torch import Tensor
 from swing_gp.conjugate_gradients import ConvergenceWarning, conjugate_gradients, largest_residual
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 from swing_gp.operators.noisy import NoisyKernelLinearOperator
+from swing_gp.shards import everywhere
 from swing_gp.validation import as_number, as_real
 
 __all__ = ["Solution", "solve"]
@@ -62,16 +63,16 @@ def solve(
         raise TypeError(f"rhs must be a torch.Tensor, got {type(rhs).__name__}.")
     if operator.dim() != 2 or operator.shape[0] != operator.shape[1]:
         raise ValueError(f"operator must be square and without batch dimensions, got shape {tuple(operator.shape)}.")
-    if rhs.dim() not in (1, 2) or rhs.shape[0] != operator.shape[0]:
+    if not everywhere(rhs.dim() in (1, 2) and rhs.shape[0] == operator.shape[0]):
         raise ValueError(f"rhs must have {operator.shape[0]} rows, got shape {tuple(rhs.shape)}.")
     if rhs.dtype != operator.dtype:
         raise ValueError(f"rhs must be {operator.dtype} like the operator, got {rhs.dtype}; convert with rhs.to(K.dtype).")
     noise = as_real("noise", noise).to(dtype=operator.dtype, device=operator.device)
     if noise.shape not in ((), (1,), (operator.shape[0],)):
         raise ValueError(f"noise must be one number, or one per node ({operator.shape[0]}), got shape {tuple(noise.shape)}.")
-    if not bool((torch.isfinite(noise) & (noise > 0)).all()):
+    if not everywhere(bool((torch.isfinite(noise) & (noise > 0)).all())):
         raise ValueError("noise must be positive and finite: without it the system may be singular.")
-    if not bool(torch.isfinite(rhs).all()):
+    if not everywhere(bool(torch.isfinite(rhs).all())):
         raise ValueError("rhs must be finite: it contains NaN or infinity; leave out nodes without a value.")
     if not as_number("tol", tol) > 0:
         raise ValueError(f"tol must be positive, got {tol!r}.")

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from gpytorch.kernels import ScaleKernel
@@ -27,7 +28,8 @@ from swing_gp.kernels.base import GraphKernel
 from swing_gp.operators.graph_kernel import kernel_core, kernel_rows
 from swing_gp.progress import progress_bar
 from swing_gp.series import Series
-from swing_gp.shards import average_gradients, count, everywhere, total
+from swing_gp.shards import average_gradients, check_place, count, everywhere, total
+from swing_gp.sites import NodeTable
 from swing_gp.structure import ROOM
 
 __all__ = ["StreamedGP", "StreamedKernel"]
@@ -84,7 +86,8 @@ class StreamedKernel:
     @torch.no_grad()
     def product(self, values: Tensor) -> Tensor:  # (N, c) -> (N, c)
         """K v."""
-        if values.dim() != 2 or len(values) != len(self.points) or values.dtype != self.points.dtype:
+        check_place(self.features.graph.made_at, "A kernel")
+        if not everywhere(values.dim() == 2 and len(values) == len(self.points) and values.dtype == self.points.dtype):
             raise ValueError(
                 f"values must be a matrix of {len(self.points)} rows of {self.points.dtype}, one a node, got "
                 f"{tuple(values.shape)} of {values.dtype}."
@@ -102,15 +105,27 @@ class StreamedKernel:
         return result
 
 
+class _Posterior(NamedTuple):
+    """What predictions need: the kernel and its scale, M and m of :mod:`swing_gp.prediction`, and the observations."""
+
+    kernel: StreamedKernel
+    scale: Tensor
+    covariance: Tensor  # (k, k)
+    weights: Tensor  # (k,)
+    y: Tensor  # (N,)
+    observed: Tensor  # (N,)
+
+
 class StreamedGP(torch.nn.Module):
     """GP regression with a graph kernel on landmarks, its features never stored.
 
-    Hyper-parameters are those of the GPyTorch objects given, with their constraints. Landmarks are chosen anew when the
-    lengthscale has moved by a factor of 1.25. The targets have mean zero, or are centred by the caller.
+    Hyper-parameters are those of the GPyTorch objects given, with their constraints and priors. Landmarks are chosen anew when
+    the lengthscale has moved by a factor of 1.25. The targets have mean zero, or are centred by the caller. Nodes are distinct
+    even where their points coincide, as GPyTorch has it for node ids.
 
     :param kernel: a graph kernel on the nodes (of this process), alone or in a ``ScaleKernel``; ``num_features`` is its number
         of landmarks, 512 if not given.
-    :param likelihood: the noise; ``GaussianLikelihood()`` if None.
+    :param likelihood: the noise, one for all observations; ``GaussianLikelihood()`` if None.
 
     >>> import gpytorch, torch
     >>> from swing_gp import DiffusionKernel
@@ -134,11 +149,12 @@ class StreamedGP(torch.nn.Module):
             raise ValueError(
                 "kernel must have features='landmarks' and no walks: other features have no closed form to stream."
             )
+        if likelihood is not None and not isinstance(likelihood, GaussianLikelihood):
+            raise TypeError(f"likelihood must be a GaussianLikelihood, one noise for all, got {type(likelihood).__name__}.")
         self.kernel, self.graph_kernel = kernel, graph_kernel
-        self.likelihood = GaussianLikelihood().to(graph_kernel.nodes.points.dtype) if likelihood is None else likelihood
+        self.likelihood = GaussianLikelihood().to(graph_kernel.nodes.points) if likelihood is None else likelihood
         self._landmarks: tuple[Tensor, Tensor] | None = None  # with the lengthscale that they were chosen at
-        self._posterior: tuple[StreamedKernel, Tensor, Tensor, Tensor, Tensor, Tensor] | None = None
-        average_gradients(*self.parameters())
+        self._posterior: _Posterior | None = None
 
     @property
     def points(self) -> Tensor:
@@ -155,7 +171,7 @@ class StreamedGP(torch.nn.Module):
             self._landmarks = StreamedLandmarks(fixed, number, generator=generator).landmarks, lengthscale.clone()
         features = StreamedLandmarks(graph, landmarks=self._landmarks[0])
         streamed = StreamedKernel(features, self.graph_kernel.series())
-        scale = self.kernel.outputscale if isinstance(self.kernel, ScaleKernel) else torch.ones((), dtype=self.points.dtype)
+        scale = self.kernel.outputscale if isinstance(self.kernel, ScaleKernel) else self.points.new_ones(())
         if self.graph_kernel.normalize:
             scale = scale / streamed.mean_variance()
         return streamed, scale
@@ -164,7 +180,7 @@ class StreamedGP(torch.nn.Module):
         number = len(self.points)
         if not everywhere(torch.is_tensor(y) and y.shape == (number,) and y.dtype == self.points.dtype):
             raise ValueError(f"y must be a vector of {number} targets of {self.points.dtype}, one a node.")
-        observed = torch.ones(number, dtype=torch.bool) if observed is None else observed
+        observed = torch.ones(number, dtype=torch.bool, device=self.points.device) if observed is None else observed
         if not everywhere(observed.shape == (number,) and observed.dtype == torch.bool):
             raise ValueError(f"observed must be a mask of {number} booleans, one a node.")
         if not everywhere(bool(torch.isfinite(y[observed]).all())):
@@ -183,7 +199,7 @@ class StreamedGP(torch.nn.Module):
             targets, variance = y[rows][some], scale * diag + noise
             weighted = factor / variance.unsqueeze(-1)
             sums = [targets.square().double() @ (1 / variance).double(), variance.double().log().sum()]
-            number = torch.tensor(len(targets), dtype=torch.float64)
+            number = torch.tensor(len(targets), dtype=torch.float64, device=targets.device)
             return torch.cat(
                 [(weighted.mT @ factor).double().flatten(), (weighted.mT @ targets).double(), torch.stack([*sums, number])]
             )
@@ -194,19 +210,25 @@ class StreamedGP(torch.nn.Module):
         return 0.5 * (inner + inner.mT), projected, *rest
 
     def marginal_log_likelihood(self, y: Tensor, observed: Tensor | None = None) -> Tensor:  # scalar
-        """The marginal log-likelihood over the number of observations, the same on all processes.
+        """The marginal log-likelihood, and the logarithms of priors, over the number of observations, as GPyTorch has it; the
+        same on all processes.
 
         :param y: targets of the nodes, (N,); those of nodes that are not observed do not matter.
         :param observed: which nodes are, (N,); all if None.
         """
         observed = self._check(y, observed)
+        average_gradients(*self.parameters())
         streamed, scale = self.streamed_kernel()
         inner, projected, square, logdet, number = self._statistics(streamed, scale, y, observed)
         core = scale.double() * streamed.core
-        factors = torch.linalg.lu_factor(torch.eye(len(core), dtype=core.dtype) + core @ inner)
+        factors = torch.linalg.lu_factor(torch.eye(len(core), dtype=core.dtype, device=core.device) + core @ inner)
         explained = projected @ torch.linalg.lu_solve(*factors, (core @ projected).unsqueeze(-1)).squeeze(-1)
         logdet = logdet + factors[0].diagonal().abs().log().sum()
-        return -0.5 * (square - explained + logdet + number * math.log(2 * math.pi)) / number
+        value = -0.5 * (square - explained + logdet + number * math.log(2 * math.pi))
+        for module in (self.kernel, self.likelihood):
+            for _, owner, prior, closure, _ in module.named_priors():
+                value = value + prior.log_prob(closure(owner)).sum()
+        return value / number
 
     def fit(
         self, y: Tensor, observed: Tensor | None = None, *, steps: int = 50, lr: float = 0.1, progress: bool = False
@@ -230,16 +252,17 @@ class StreamedGP(torch.nn.Module):
         streamed, scale = self.streamed_kernel()
         inner, projected, *_ = self._statistics(streamed, scale, y, observed)
         core = scale.double() * streamed.core
-        posterior = torch.linalg.solve(torch.eye(len(core), dtype=core.dtype) + core @ inner, core)
-        posterior = 0.5 * (posterior + posterior.mT)
-        self._posterior = streamed, scale, posterior, posterior @ projected, y, observed
+        eye = torch.eye(len(core), dtype=core.dtype, device=core.device)
+        covariance = torch.linalg.solve(eye + core @ inner, core)
+        covariance = 0.5 * (covariance + covariance.mT)
+        self._posterior = _Posterior(streamed, scale, covariance, covariance @ projected, y, observed)
 
     @torch.no_grad()
     def predict_nodes(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Means and variances of the function at the nodes of this process: slices of them, with their values."""
-        streamed, scale, posterior, weights, y, observed = self._conditioned()
-        for rows in streamed.features.chunks(len(y)):
-            factor, diag = streamed.rows(streamed.points[rows], nodes=True)
+        kernel, scale, covariance, weights, y, observed = self._conditioned()
+        for rows in kernel.features.chunks(len(y)):
+            factor, diag = kernel.rows(kernel.points[rows], nodes=True)
             own = scale * diag
             # An observed node has seen its own part of the prior, too.
             share = torch.where(observed[rows], own / (own + self.likelihood.noise), torch.zeros_like(own))
@@ -247,20 +270,27 @@ class StreamedGP(torch.nn.Module):
             targets = torch.where(observed[rows], y[rows], torch.zeros_like(mean))
             mean = mean + share * (targets - mean)
             left = factor * (1 - share).unsqueeze(-1)
-            yield rows, mean, (left @ posterior.to(left) * left).sum(-1) + own * (1 - share)
+            yield rows, mean, (left @ covariance.to(left) * left).sum(-1) + own * (1 - share)
 
     @torch.no_grad()
     def predict(self, x: Tensor) -> tuple[Tensor, Tensor]:  # (n, d) -> (n,), (n,)
         """Means and variances of the function off the graph; for nodes use :meth:`predict_nodes`."""
-        streamed, scale, posterior, weights, *_ = self._conditioned()
+        kernel, scale, covariance, weights, *_ = self._conditioned()
+        if self.graph_kernel.active_dims is not None:
+            x = x.index_select(-1, self.graph_kernel.active_dims)
+        x = NodeTable(self.points[:0]).locate(x).points  # refuses what are no coordinates of this graph
         means, variances = [], []
-        for rows in streamed.features.chunks(len(x)):
-            factor, diag = streamed.rows(x[rows], nodes=False)
+        for rows in kernel.features.chunks(len(x)):
+            factor, diag = kernel.rows(x[rows], nodes=False)
             means.append(factor @ weights.to(factor))
-            variances.append((factor @ posterior.to(factor) * factor).sum(-1) + scale * diag)
+            variances.append((factor @ covariance.to(factor) * factor).sum(-1) + scale * diag)
         return torch.cat(means), torch.cat(variances)
 
-    def _conditioned(self) -> tuple[StreamedKernel, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def residual(self) -> float:
+        """What the landmarks of the predictions leave out: :meth:`StreamedKernel.residual`."""
+        return self._conditioned().kernel.residual()
+
+    def _conditioned(self) -> _Posterior:
         if self._posterior is None:
             raise RuntimeError("There are no targets to predict from: call fit or condition first.")
         return self._posterior

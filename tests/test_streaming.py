@@ -167,6 +167,40 @@ def test_features_are_not_stored():
     assert many - few < 0.2  # the features of these 700,000 nodes would be 0.36
 
 
+def test_priors_count_as_in_gpytorch():
+    values = []
+    for prior in (None, gpytorch.priors.GammaPrior(300.0, 100.0)):
+        kernel = KERNELS["diffusion"](POINTS, lengthscale=0.3, features="landmarks", num_features=LANDMARKS, time_prior=prior)
+        likelihood = gpytorch.likelihoods.GaussianLikelihood(noise_prior=prior).double()
+        model = Exact(POINTS, TARGETS, kernel, likelihood).train()
+        theirs = gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, model)(model(POINTS), TARGETS).detach()
+        values.append(StreamedGP(kernel, likelihood).marginal_log_likelihood(TARGETS).detach())
+        assert relative(values[-1], theirs) < 1e-9
+    assert abs(values[0] - values[1]) > 0.1
+
+
+def test_points_that_coincide_are_two_nodes_as_with_node_ids():
+    points, y = POINTS[:150].repeat(2, 1), TARGETS
+    kernel = DiffusionKernel(points, time=3.0, lengthscale=0.3, features="landmarks", num_features=LANDMARKS)
+    likelihood = gpytorch.likelihoods.GaussianLikelihood().double()
+    ids = torch.arange(NUMBER).unsqueeze(-1)
+    model = Exact(ids, y, kernel, likelihood).train()
+    theirs = gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, model)(model(ids), y).detach()
+    assert relative(StreamedGP(kernel, likelihood).marginal_log_likelihood(y).detach(), theirs) < 1e-9
+
+
+def test_inputs_off_the_graph_pick_their_dimensions():
+    plain = StreamedGP(*covariance("diffusion", POINTS, False))
+    picked = KERNELS["diffusion"](POINTS, lengthscale=0.3, features="landmarks", num_features=LANDMARKS, active_dims=(0, 2))
+    scale = gpytorch.kernels.ScaleKernel(picked).double()
+    scale.outputscale = 1.3
+    other = StreamedGP(scale, plain.likelihood)
+    for gp in (plain, other):
+        gp.condition(TARGETS, OBSERVED)
+    wide = torch.stack([OFF_GRAPH[:, 0], torch.full_like(OFF_GRAPH[:, 0], 9.0), OFF_GRAPH[:, 1]], -1)
+    assert relative(torch.stack(other.predict(wide)), torch.stack(plain.predict(OFF_GRAPH))) < 1e-12
+
+
 def test_bad_input_is_refused():
     kernel, likelihood = covariance("diffusion", POINTS, False)
     gp = StreamedGP(kernel, likelihood)
@@ -180,6 +214,13 @@ def test_bad_input_is_refused():
         gp.condition(torch.full_like(TARGETS, float("nan")))
     with pytest.raises(ValueError, match="at least one node"):
         gp.condition(TARGETS, torch.zeros_like(OBSERVED))
+    gp.condition(TARGETS)
+    with pytest.raises(ValueError, match="The graph lives in 2 dimensions"):
+        gp.predict(OFF_GRAPH[:, :1])
+    with pytest.raises(ValueError, match="must be finite"):
+        gp.predict(OFF_GRAPH * float("nan"))
+    with pytest.raises(TypeError, match="GaussianLikelihood, one noise for all"):
+        StreamedGP(kernel, gpytorch.likelihoods.FixedNoiseGaussianLikelihood(torch.ones(NUMBER)))
     with pytest.raises(ValueError, match="features='landmarks'"):
         StreamedGP(DiffusionKernel(POINTS, features="grid"))
     with pytest.raises(TypeError, match="must be a graph kernel"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -15,13 +14,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from swing_gp.commands.output import UsageError, progress_wanted
-from swing_gp.distributed import ShardError, Shards, load_shard, save_part, sharded
-from swing_gp.files import whole_file
+from swing_gp.commands.output import UsageError, prepare_folder, progress_wanted, save_report
+from swing_gp.distributed import ShardError, Shards, load_shard, part_path, save_part, sharded
 from swing_gp.kernels import DiffusionKernel
 from swing_gp.memory import peak_gigabytes
 from swing_gp.shards import count, everywhere, total
-from swing_gp.streaming import StreamedGP, StreamedKernel
+from swing_gp.streaming import StreamedGP
 
 __all__ = ["add_arguments", "run"]
 
@@ -70,6 +68,8 @@ def run(arguments: argparse.Namespace) -> None:
     for name in ("lengthscale", "time", "landmarks", "timeout"):
         if not getattr(arguments, name) > 0:
             raise UsageError(f"--{name} must be positive, got {getattr(arguments, name)}.")
+    if arguments.steps < 0:
+        raise UsageError(f"--steps must not be negative, got {arguments.steps}.")
     if "RANK" not in os.environ:
         raise UsageError("there is no process group: start with `torchrun --nproc-per-node P -m swing_gp sharded ...`.")
     dist.init_process_group("gloo", timeout=timedelta(seconds=arguments.timeout))
@@ -85,6 +85,7 @@ def run(arguments: argparse.Namespace) -> None:
 def _work(arguments: argparse.Namespace, shards: Shards) -> None:
     start = time.perf_counter()
     points, column = _loaded(arguments)
+    _clear(prepare_folder(arguments.out), shards.rank)
     kernel = DiffusionKernel(
         points,
         lengthscale=arguments.lengthscale,
@@ -99,32 +100,37 @@ def _work(arguments: argparse.Namespace, shards: Shards) -> None:
             streamed, _ = StreamedGP(kernel).streamed_kernel()
             result = streamed.product(column.reshape(len(points), -1))
         save_part(arguments.out, "product", result.reshape(column.shape))
-        found: dict = {}
+        found: dict = {"residual": streamed.residual()}
     else:
-        found, streamed = _regress(arguments, kernel, column)
-    residual = streamed.residual()
+        found = _regress(arguments, kernel, column)
     settings = {name: getattr(arguments, name) for name in ("lengthscale", "time", "landmarks", "steps", "seed")}
     report = {
         "settings": settings,
         "nodes": count(len(points)),
         "processes": shards.size,
-        "residual": residual,
         "seconds": time.perf_counter() - start,
-        "peak_gb": peak_gigabytes(),
+        "memory_gigabytes": peak_gigabytes(),
         "bytes": dict(shards.bytes),
         **found,
     }
     if shards.rank > 0:
         return
-    with whole_file(arguments.out / "report.json") as temporary:
-        temporary.write_text(json.dumps(report, indent=2) + "\n")
+    save_report(arguments.out / "report.json", report)
     print(f"{report['nodes']:,} nodes on {shards.size} processes in {report['seconds']:.1f} s: {arguments.out}")
-    if residual > LARGE_RESIDUAL:
+    if report["residual"] > LARGE_RESIDUAL:
         print(
-            f"warning: {arguments.landmarks} landmarks leave a mean residual of {residual:.2g} at lengthscale "
+            f"warning: {arguments.landmarks} landmarks leave a mean residual of {report['residual']:.2g} at lengthscale "
             f"{kernel.lengthscale.item():.3g}: the kernel is far from that of the graph. Raise --landmarks or --lengthscale.",
             file=sys.stderr,
         )
+
+
+def _clear(out: Path, rank: int) -> None:
+    """Take away what an earlier run has left, so that one that does not end leaves no mixture of the two."""
+    for name in ("product", "mean", "deviation"):
+        part_path(out, name).unlink(missing_ok=True)
+    if rank == 0:
+        (out / "report.json").unlink(missing_ok=True)
 
 
 def _loaded(arguments: argparse.Namespace) -> tuple[Tensor, Tensor]:
@@ -148,7 +154,7 @@ def _loaded(arguments: argparse.Namespace) -> tuple[Tensor, Tensor]:
     return points, column
 
 
-def _regress(arguments: argparse.Namespace, kernel: DiffusionKernel, targets: Tensor) -> tuple[dict, StreamedKernel]:
+def _regress(arguments: argparse.Namespace, kernel: DiffusionKernel, targets: Tensor) -> dict:
     observed = ~torch.isnan(targets)
     number = max(1, count(int(observed.sum())))
     center = total(targets[observed].double().sum(), "center") / number
@@ -164,8 +170,12 @@ def _regress(arguments: argparse.Namespace, kernel: DiffusionKernel, targets: Te
         deviation[rows] = (variances.clamp_min(0).sqrt() * spread).to(mean.dtype)
     save_part(arguments.out, "mean", mean)
     save_part(arguments.out, "deviation", deviation)
-    with torch.no_grad():
-        streamed, _ = gp.streamed_kernel()
     trained = {"lengthscale": kernel.lengthscale.item(), "time": kernel.time.item()}
     noise = float(gp.likelihood.noise.detach().sqrt() * spread)
-    return {"observed": number, "losses": losses, "trained": trained, "noise_deviation": noise}, streamed
+    return {
+        "residual": gp.residual(),
+        "observed": number,
+        "losses": losses,
+        "trained": trained,
+        "noise_deviation": noise,
+    }

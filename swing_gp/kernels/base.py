@@ -26,6 +26,7 @@ from swing_gp.operators.stacking import stacked
 from swing_gp.operators.variance import mean_variance
 from swing_gp.prediction import GraphPredictionStrategy
 from swing_gp.series import Series
+from swing_gp.shards import check_place, everywhere, refuse_shards
 from swing_gp.sites import Sites
 from swing_gp.structure import Recipe, Structures
 from swing_gp.walks import Walks
@@ -141,6 +142,7 @@ class GraphKernel(Kernel):
 
     def graph(self, index: tuple[int, ...] = ()) -> ImplicitGraph:
         """The graph with the current lengthscale (of one element of the batch)."""
+        check_place(self._template.made_at, "A kernel")
         lengthscale = self.lengthscale.expand(*self.batch_shape, *self.lengthscale.shape[-2:])[index].squeeze(-2)
         lengthscale = lengthscale if self.raw_lengthscale.shape[-1] > 1 else lengthscale.squeeze(-1)
         return self._template.with_tensors(self.nodes.points, lengthscale)
@@ -240,8 +242,9 @@ class GraphKernel(Kernel):
         left, shared = operator.at(rows)
         core = operator.core
         if rows is columns:
-            if rows.distinct:
+            if everywhere(rows.distinct):
                 return LowRankPlusDiagonal(left, core, shared)
+            refuse_shards("A covariance of repeated inputs", "give node ids, which are distinct, or use StreamedGP")
             _, group = rows.keys.unique(return_inverse=True)
             shared = shared.expand(left.shape[:-1])
             return LowRankPlusGroups(left, core, torch.zeros_like(shared), per_group(group, shared), groups=(group,))
@@ -251,6 +254,7 @@ class GraphKernel(Kernel):
         return LowRankCross(left, core, right, shared.expand(left.shape[:-1]), groups=groups)
 
     def _block(self, index: tuple[int, ...], operator: LinearOperator, rows: Sites, columns: Sites) -> LinearOperator:
+        refuse_shards("A covariance without dense features", "use features='landmarks', or operator() for products and solves")
         on_graph = rows.on_graph and columns.on_graph
         scales = []
         for sites in (rows, columns):

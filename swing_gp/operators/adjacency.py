@@ -9,6 +9,7 @@ from torch import Tensor
 from swing_gp.features.protocol import FeatureMap
 from swing_gp.operators.diagnostics import GraphOperator
 from swing_gp.operators.matrix_free import MatrixFreeLinearOperator
+from swing_gp.shards import check_place
 
 __all__ = ["AdjacencyLinearOperator", "adjacency"]
 
@@ -49,6 +50,7 @@ class AdjacencyLinearOperator(GraphOperator, MatrixFreeLinearOperator):
         return root, root
 
     def _apply(self, rhs: Tensor) -> Tensor:
+        check_place(self.graph.made_at, "An operator")
         left, right = self._scales()
         if self.transposed:
             left, right = right, left

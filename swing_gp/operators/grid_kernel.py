@@ -30,7 +30,7 @@ from swing_gp.operators.noisy import TakesNoise
 from swing_gp.operators.polynomial import clenshaw
 from swing_gp.operators.preconditioning import LandmarkControl
 from swing_gp.series import Series
-from swing_gp.shards import extremes, largest_of, total
+from swing_gp.shards import check_place, extremes, largest_of, total
 
 __all__ = ["GridKernelLinearOperator", "grid_kernel"]
 
@@ -84,6 +84,7 @@ class GridKernelLinearOperator(TakesNoise, GraphOperator, MatrixFreeLinearOperat
         return self.__class__(self.weights, self.symbol, self.scales.flip(0), self.identity, self.coefficients, **self._kwargs)
 
     def _apply(self, rhs: Tensor) -> Tensor:
+        check_place(self.graph.made_at, "An operator")
         # A block of columns at a time: each takes a padded grid of its own.
         return torch.cat([self._apply_block(block) for block in rhs.split(BLOCK, dim=-1)], dim=-1)
 

@@ -25,6 +25,7 @@ from swing_gp.linear_algebra import cross_gram
 from swing_gp.operators.indexing import Indexed
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 from swing_gp.operators.matrix_free import submatrix
+from swing_gp.shards import total
 
 __all__ = ["LowRankCross", "LowRankPlusGroups", "as_cross", "group_sum", "per_group"]
 
@@ -62,7 +63,8 @@ class LowRankPlusGroups(LowRankPlusDiagonal):
     def __init__(self, factor: Tensor, core: Tensor, diag: Tensor, shared: Tensor, *, groups: tuple[Tensor]) -> None:
         # In a tuple, because linear_operator changes the dtype of tensors.
         LinearOperator.__init__(self, factor, core, diag, shared, groups=groups)
-        self.factor, self.core, self.diag, self.shared = factor, core, diag, shared
+        self._hold(factor, core, diag)
+        self.shared = shared
         self.group = groups[0].expand(factor.shape[:-1])
 
     def _check_args(self, *args: Any, **kwargs: Any) -> str | None:
@@ -217,7 +219,7 @@ class LowRankCross(Indexed):
         vector = rhs.dim() == 1
         rhs = rhs.unsqueeze(-1) if vector else rhs
         batch = torch.broadcast_shapes(self.batch_shape, rhs.shape[:-2])
-        small = self.core @ (self.right.mT @ rhs).to(self.core.dtype)
+        small = self.core @ total(self.right.mT @ rhs, "product").to(self.core.dtype)
         result = self.left @ small.to(self.left.dtype) + self.matches(rhs.expand(*batch, *rhs.shape[-2:]))
         return result.squeeze(-1) if vector else result
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from swing_gp.linear_algebra import cross_gram, gram
 from swing_gp.operators.indexing import Indexed
 from swing_gp.operators.matrix_free import submatrix
-from swing_gp.shards import is_sharded, total
+from swing_gp.shards import check_place, is_sharded, place_of_nodes, refuse_shards, total
 
 __all__ = ["LowRankPlusDiagonal"]
 
@@ -51,7 +51,17 @@ class LowRankPlusDiagonal(Indexed):
 
     def __init__(self, factor: Tensor, core: Tensor, diag: Tensor, **kwargs: Any) -> None:
         super().__init__(factor, core, diag, **kwargs)
-        self.factor, self.core, self.diag = factor, core, diag
+        self._hold(factor, core, diag)
+
+    def _hold(self, factor: Tensor, core: Tensor, diag: Tensor) -> None:
+        self._factor, self.core, self.diag = factor, core, diag
+        self._made_at = place_of_nodes()
+
+    @property
+    def factor(self) -> Tensor:  # (*batch, N, k)
+        """W; inside :func:`~swing_gp.distributed.sharded`, the rows of this process."""
+        check_place(self._made_at, "An operator")
+        return self._factor
 
     def _check_args(self, factor: Tensor, core: Tensor, diag: Tensor, **kwargs: Any) -> str | None:
         if factor.dim() < 2 or core.dim() < 2 or core.shape[-1] != core.shape[-2] or core.shape[-1] != factor.shape[-1]:
@@ -117,6 +127,7 @@ class LowRankPlusDiagonal(Indexed):
 
     @cached
     def to_dense(self) -> Tensor:
+        refuse_shards("A dense matrix")
         dense = self.factor @ self.core.to(self.factor.dtype) @ self.factor.mT
         return dense + torch.diag_embed(self._full_diag())
 
@@ -249,6 +260,7 @@ class LowRankPlusDiagonal(Indexed):
 
     @cached(name="root_decomposition")
     def root_decomposition(self, method: str | None = None) -> LinearOperator:
+        refuse_shards("A root")
         if method is not None or settings.fast_computations.covar_root_decomposition.off():
             return super().root_decomposition(method=method)  # a dense factorisation was asked for by name
         half = self._root_of_core()
@@ -266,6 +278,7 @@ class LowRankPlusDiagonal(Indexed):
         return (vectors * values.clamp_min(0).sqrt().unsqueeze(-2)).to(self.factor.dtype)
 
     def zero_mean_mvn_samples(self, num_samples: int) -> Tensor:  # (S, *batch, n)
+        refuse_shards("A sample")
         half = self._root_of_core()
         if half is None:
             return super().zero_mean_mvn_samples(num_samples)
@@ -283,6 +296,7 @@ class LowRankPlusDiagonal(Indexed):
     def root_inv_decomposition(
         self, initial_vectors: Tensor | None = None, test_vectors: Tensor | None = None, method: str | None = None
     ) -> LinearOperator:
+        refuse_shards("A root")
         return RootLinearOperator(self._power_of_half(inverse=True))
 
     def _power_of_half(self, *, inverse: bool) -> LinearOperator:

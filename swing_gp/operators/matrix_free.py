@@ -12,6 +12,7 @@ from torch import Tensor
 
 from swing_gp.operators.broadcast import BroadcastLinearOperator
 from swing_gp.operators.indexing import Indexed
+from swing_gp.shards import refuse_shards
 
 __all__ = ["MatrixFreeLinearOperator", "submatrix", "to_scipy"]
 
@@ -44,6 +45,7 @@ class MatrixFreeLinearOperator(Indexed):
         return submatrix(self, row_index, col_index)
 
     def _columns(self, index: Tensor) -> Tensor:  # (n,) -> (N, n)
+        refuse_shards("A column")  # all processes would multiply unit vectors of their own at once
         unit = torch.zeros(self.shape[-1], len(index), dtype=self.dtype, device=self.device)
         unit[index, torch.arange(len(index), device=unit.device)] = 1
         return self._apply(unit)
@@ -62,6 +64,14 @@ class MatrixFreeLinearOperator(Indexed):
     def _diagonal(self) -> Tensor:
         nodes = torch.arange(self.shape[-1], device=self.device)
         return self._get_indices(nodes, nodes)
+
+    def to_dense(self) -> Tensor:
+        refuse_shards("A dense matrix")
+        return super().to_dense()
+
+    def zero_mean_mvn_samples(self, num_samples: int) -> Tensor:  # (S, N)
+        refuse_shards("A sample")
+        return super().zero_mean_mvn_samples(num_samples)
 
 
 class Submatrix(MatrixFreeLinearOperator):
