@@ -73,6 +73,7 @@ SERIES: dict[str, Series] = {
 HALTING = 0.3
 WALK_TOL = 1e-4  # what may remain of the series beyond a fixed horizon
 CUTOFF = 1e-12  # weights below are no edges of the explicit graph
+LIST_TOL = 1e-6  # asked of the neighbour list
 
 # Runs below this many seconds are run so often, with the same seed, and the fastest counts.
 WORTH_REPEATING, REPEATS = 0.5, 3
@@ -81,10 +82,10 @@ WORTH_REPEATING, REPEATS = 0.5, 3
 BATCH_ENTRIES = 2**25
 PAIRWISE_ENTRIES = 2**22
 
-# The methods by what they take: walks with features, walks without, collapsed features, neither.
+# The methods by what they take: walks with features, collapsed features, no features.
 FEATURE_WALKS = ("printed", "printed_feature_degrees", "lookahead")
 COLLAPSED = ("isotropic", "data", "landmarks")
-PLAIN = ("identity", "grf", "pairwise")
+PLAIN = ("identity", "grf", "pairwise", "neighbors")
 
 
 @dataclass(frozen=True)
@@ -304,6 +305,15 @@ def run_collapsed(job: Job) -> Estimate:
     return Estimate(product, setup, clock(), operator)
 
 
+def run_neighbors(job: Job) -> Estimate:
+    """The collapsed kernel on a neighbour list, which is what features="auto" takes on these clouds."""
+    clock = Clock()
+    operator = graph_kernel(job.problem.graph, job.problem.series, features="neighbors", tol=LIST_TOL)
+    setup = clock()
+    product = operator @ job.problem.truth.probes
+    return Estimate(product, setup, clock(), operator)
+
+
 def run_pairwise(job: Job) -> Estimate:
     """Lookahead walks with exact transitions: what the walks alone cost in accuracy."""
     assert job.walks is not None
@@ -354,6 +364,7 @@ RUN: dict[str, Callable[[Job], Estimate]] = {
     "identity": run_identity,
     "grf": run_grf,
     "pairwise": run_pairwise,
+    "neighbors": run_neighbors,
     **{method: run_collapsed for method in COLLAPSED},
     **{method: run_feature_walks for method in FEATURE_WALKS},
 }
@@ -459,7 +470,7 @@ def nearest(tuned: dict[tuple[str, str, int | None], Choice], kernel: str, metho
 
 
 def walks_of(method: str, settings: Settings) -> int | None:
-    if method in (*COLLAPSED, "identity"):
+    if method in (*COLLAPSED, "identity", "neighbors"):
         return None
     return settings.lookahead_walks if method == "lookahead" else settings.walks
 
@@ -481,7 +492,7 @@ def mean_steps(method: str, kernel: str) -> float:
 
 def why_not(method: str, kernel: str, size: int, features: int | None, seed: int, settings: Settings) -> str | None:
     """The reason to leave a run out, if there is one."""
-    if method == "identity" and seed > 0:
+    if method in ("identity", "neighbors") and seed > 0:
         return "no randomness"
     if method == "pairwise" and size > settings.most_pairwise:
         return f"O(N^2) a step: only up to N = {settings.most_pairwise}"

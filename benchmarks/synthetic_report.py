@@ -47,10 +47,11 @@ STYLES = {
     "isotropic": Style("collapsed, positive features (paper's)", "#9467bd", "v"),
     "data": Style("collapsed, positive features (data-drawn)", "#e377c2", "^"),
     "landmarks": Style("collapsed, landmarks", "#2ca02c", "X"),
+    "neighbors": Style("collapsed, neighbour list ($\\tt{auto}$)", "black", "h"),
 }
 
 AXES = {"features": ("number of features", "random features r"), "time": ("time", "set-up + product, seconds")}
-WITHOUT_FEATURES = ("identity", "grf", "pairwise")  # horizontal lines where r is the axis
+WITHOUT_FEATURES = ("identity", "grf", "pairwise", "neighbors")  # horizontal lines where r is the axis
 
 # Errors above are drawn at the edge: an estimate many times larger than K needs no scale.
 WORST = 2.0
@@ -131,7 +132,7 @@ def summary(content: dict[str, Any]) -> str:
 
 
 def plain(text: str) -> str:
-    return text.replace("$\\alpha_0 I$", "alpha_0 I")
+    return text.replace("$\\alpha_0 I$", "alpha_0 I").replace("$\\tt{auto}$", "auto")
 
 
 def best(points: list[Point]) -> Point:
@@ -195,7 +196,7 @@ def plot(content: dict[str, Any], kernel: str, against: str) -> Figure:
             draw(axis, method, points, against)
         finish(axis, against, results[size])
     lowest = min(point.fne for result in results.values() for points in result.values() for point in points)
-    axes[0, 0].set_ylim(max(lowest / 1.6, 1e-6), WORST * 1.15)
+    axes[0, 0].set_ylim(max(lowest / 1.6, 1e-8), WORST * 1.15)
     axes[0, 0].set_ylabel("relative Frobenius error (FNE)")
     goal, axis_name = AXES[against]
     figure.supxlabel(axis_name, y=(below + 0.15) / height, fontsize=13)
