@@ -147,8 +147,32 @@ def plot(rows: list[Row], path: Path) -> None:
     save_figure(figure, path, dpi=130)
 
 
+HEADLINE = {  # the picture of the README: who applies the same kernel to the same accuracy
+    "auto": ("swing_gp", "black", "o"),
+    "KeOps + Lanczos": ("KeOps + Lanczos", "#d62728", "v"),
+    "dense + Lanczos": ("dense + Lanczos", "#8c564b", "s"),
+}
+
+
+def plot_headline(rows: list[Row], path: Path) -> None:
+    """Time and memory in the unit cube at lengthscale 0.1, for the methods of :data:`HEADLINE`."""
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
+    for method, (label, color, marker) in HEADLINE.items():
+        mine = [row for row in rows if (row["cloud"], row["method"]) == ("cube 0.1", method) and row.get("kv") is not None]
+        sizes = [row["number"] for row in mine]
+        axes[0].plot(sizes, [total(row) for row in mine], color=color, marker=marker, label=label)
+        axes[1].plot(sizes, [row["peak_gb"] for row in mine], color=color, marker=marker, label=label)
+    for axis, label in zip(axes, ("set-up and ten products, seconds", "peak memory, GB"), strict=True):
+        axis.set(xscale="log", yscale="log", xlabel="nodes", ylabel=label)
+        axis.grid(alpha=0.25)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[1].set_ylim(0.1, 10)
+    axes[0].legend(frameon=False, loc="center right")
+    save_figure(figure, path, dpi=100)
+
+
 def report(folder: Path) -> None:
-    """Write report.md and scaling.png beside results.json."""
+    """Write report.md, scaling.png and headline.png beside results.json."""
     rows = json.loads((folder / "results.json").read_text()).get("rows", [])
     main = [row for row in rows if row["tol"] != 1e-4]
     groups = group(main)
@@ -165,8 +189,9 @@ def report(folder: Path) -> None:
         text += [f"## {cloud}, N = {size:,}\n", case_table(mine), ""]
     write_atomically(folder / "report.md", "\n".join(text))
     plot(main, folder / "scaling.png")
+    plot_headline(main, folder / "headline.png")
     print("\n".join(text))
-    print(f"Written: {folder / 'report.md'}, {folder / 'scaling.png'}")
+    print(f"Written: {folder / 'report.md'}, scaling.png, headline.png")
 
 
 if __name__ == "__main__":
