@@ -47,7 +47,7 @@ STYLES = {
     "isotropic": Style("collapsed, positive features (paper's)", "#9467bd", "v"),
     "data": Style("collapsed, positive features (data-drawn)", "#e377c2", "^"),
     "landmarks": Style("collapsed, landmarks", "#2ca02c", "X"),
-    "neighbors": Style("collapsed, neighbour list ($\\tt{auto}$)", "black", "h"),
+    "neighbors": Style("collapsed, neighbour list (auto)", "black", "h"),
 }
 
 AXES = {"features": ("number of features", "random features r"), "time": ("time", "set-up + product, seconds")}
@@ -132,7 +132,7 @@ def summary(content: dict[str, Any]) -> str:
 
 
 def plain(text: str) -> str:
-    return text.replace("$\\alpha_0 I$", "alpha_0 I").replace("$\\tt{auto}$", "auto")
+    return text.replace("$\\alpha_0 I$", "alpha_0 I")
 
 
 def best(points: list[Point]) -> Point:
