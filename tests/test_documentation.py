@@ -76,6 +76,10 @@ def test_the_reference_is_whole():
     shown = [name for page in pages for name in re.findall(directive, page.read_text(), re.M)]
     assert {f"swing_gp.{name}" for name in swing_gp.__all__} <= set(shown)
     assert len(set(shown)) == len(shown)
+    index = fences(DOCS / "reference" / "index.md", r"\{eval-rst\}")
+    tables = [table for block in index for table in re.split(r"^\.\. py:currentmodule:: ", block, flags=re.M)[1:]]
+    listed = [f"{table.split()[0]}.{name}" for table in tables for name in re.findall(r"^   (\w\S*)$", table, re.M)]
+    assert sorted(listed) == sorted(shown)  # one line a name
 
 
 def string_literals():
