@@ -1,6 +1,6 @@
 r"""Matérn kernels of the logarithmic Laplacian: what the Matérn kernel of a surface looks like from its points alone.
 
-For points that are dense on a surface and Gaussian weights of lengthscale l, the walk is the heat flow on the surface,
+For points that are dense and even on a surface and Gaussian weights of lengthscale l, the walk is the heat flow on the surface,
 :math:`\tilde W \approx \exp(-\tfrac{l^2}{2} \Delta)`. So :math:`-\log \tilde W` is the Laplacian of the surface up to a
 factor, at every frequency that the weights resolve, while :math:`I - \tilde W` agrees with it at the lowest only and ends at 1:
 series in I - A treat all that is rougher than the lengthscale alike.

@@ -11,6 +11,7 @@ from swing_gp.files import whole_file
 from swing_gp.meshes import Mesh
 
 __all__ = [
+    "angles_between",
     "draw_mesh",
     "normal_colors",
     "normals_picture",
