@@ -1,7 +1,7 @@
 """Graph kernels on implicit graphs, as linear operators: SWING and what goes beyond it.
 
 A user has points and a rule for how strongly two points are linked. swing_gp gives the kernels of that graph as
-``linear_operator.LinearOperator``, at a cost linear in the number of points; all of its edges are never stored.
+``linear_operator.LinearOperator``, at a cost linear in the number of points and without its N x N matrix.
 """
 
 from swing_gp.choice import Choice

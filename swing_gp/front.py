@@ -32,7 +32,7 @@ def graph_kernel(
     num_features: int | None = None,
     seed: int | torch.Generator = 0,
 ) -> LinearOperator:
-    r"""The kernel :math:`K = \sum_k \alpha_k A^k` of an implicit graph, as a linear operator; the graph is never stored.
+    r"""The kernel :math:`K = \sum_k \alpha_k A^k` of an implicit graph, as a linear operator without its N x N matrix.
 
     :param graph: the graph; its ``normalization`` says which matrix A is.
     :param series: the kernel, for instance ``Diffusion(2.0)``.
