@@ -54,7 +54,8 @@ class GraphGPRegressor(RegressorMixin, BaseEstimator):
     Inputs and targets are standardised. Lengthscale, series, output scale and noise are learnt by maximising the marginal
     likelihood with Adam; several targets share them. Give the inputs you will predict at as ``X_unlabeled`` where you know
     them: the graph then has nodes there. Off the graph predictions fade, within a lengthscale or two of the last node, to
-    the mean and to the small variance that a point has for itself.
+    the mean and to the variance that a point has for itself: the largest that a node can have for ``"log_matern"`` with
+    landmarks, a small one for the other kernels, whatever the data are.
 
     :param kernel: ``"diffusion"``, ``"matern"``, ``"log_matern"``, ``"regularized_laplacian"``, ``"random_walk"`` or
         ``"inverse_cosine"``. None is ``"log_matern"`` with landmarks and ``"diffusion"`` with other features, which cannot

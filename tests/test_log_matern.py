@@ -2,11 +2,24 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from oracles import cloud, dense_adjacency, relative
 
-from swing_gp import Diffusion, Gaussian, ImplicitGraph, Laplace, LogMatern, LogMaternKernel, Walks, graph_kernel
+from swing_gp import (
+    Diffusion,
+    Gaussian,
+    GraphGPRegressor,
+    ImplicitGraph,
+    Laplace,
+    LogMatern,
+    LogMaternKernel,
+    StreamedKernel,
+    StreamedLandmarks,
+    Walks,
+    graph_kernel,
+)
 
 
 def circle(number):
@@ -111,3 +124,40 @@ def test_as_a_gpytorch_kernel():
     assert relative(kernel(points[nodes], points).to_dense(), truth[nodes]) < 1e-4
     kernel.kappa = 3.0
     assert float(kernel.series().kappa) == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize("floor", [1e-12, 1e-6, 1e-3])
+@pytest.mark.parametrize("number", [60, 5])
+@torch.no_grad()
+def test_off_the_graph_it_is_a_covariance_no_larger_than_at_nodes(floor, number):
+    points, new = cloud(60, 2), 1.5 * cloud(40, 2, seed=1)
+    kernel = LogMaternKernel(points, lengthscale=0.3, floor=floor, features="landmarks", num_features=number)
+    inputs = torch.cat([points[::2], new, points[:3] + 1e-3, new[:2], torch.full((1, 2), 50.0, dtype=torch.float64)])
+    covariance = kernel(inputs).to_dense()
+    torch.testing.assert_close(covariance, covariance.mT)
+    eigenvalues = torch.linalg.eigvalsh(covariance)
+    assert float(eigenvalues[0]) > -1e-10 * float(eigenvalues[-1])
+    # far from all nodes a point has what is its own: as a lone node it would have g(1), and its tangent is g(0) + g'(0)
+    series = kernel.series()
+    origin, slope = series.coefficients(2)
+    lone = float(series(torch.ones(1, dtype=torch.float64)))
+    own = min(lone, float(origin + slope)) if floor < 1e-4 else float(origin + slope)
+    assert float(covariance[-1, -1]) == pytest.approx(own)
+    streamed = StreamedKernel(StreamedLandmarks(kernel.graph(), landmarks=kernel.operator().features.landmarks), series)
+    factor, diag = streamed.rows(new, nodes=False)
+    rows = slice(30, 70)
+    block = factor @ streamed.core @ factor.mT + torch.diag(diag)
+    assert relative(block, covariance[rows, rows]) < 1e-8
+
+
+def test_deviations_off_the_graph_are_of_the_size_of_the_targets():
+    rng = np.random.default_rng(0)
+    x = rng.uniform(size=(350, 3))
+    y = np.sin(6 * x[:, 0]) + x[:, 1] + 0.05 * rng.standard_normal(350)
+    model = GraphGPRegressor(max_steps=20).fit(x[:150], y[:150])
+    mean, std = model.predict(x[150:], return_std=True)
+    error = np.abs(mean - y[150:])
+    assert np.sqrt(np.mean(error**2)) < 0.15  # a fifth of the deviation of the targets
+    assert np.median(std) < 0.3
+    assert std.max() < 3 * y.std()
+    assert 0.9 < np.mean(error < 1.96 * np.hypot(std, model.noise_))

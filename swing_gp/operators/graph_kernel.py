@@ -68,7 +68,10 @@ class FeatureKernelLinearOperator(GraphOperator, LowRankPlusDiagonal):
         r"""Factor and diagonal at any points, on or off the graph, with the extended degree.
 
         What the features leave out is a self-loop at a node, where walks may stay any number of times. A point off the
-        graph is only where a walk begins or ends, so there it counts once: :math:`\alpha_0 + \alpha_1 \varepsilon`.
+        graph is only where a walk begins or ends, so there it counts once: :math:`\alpha_0 + \alpha_1 \varepsilon`. A steep
+        series leaves that line as soon as it begins (:math:`\alpha_1` is a million at a floor of :math:`10^{-12}`), so there
+        a point has no more for itself than a node with that loop, :math:`g(\varepsilon)`. Either is non-negative and is a
+        part that every point has for itself, so covariances stay positive semi-definite, nodes included.
         """
         features = self.features
         assert isinstance(features, DenseFeatures)
@@ -173,7 +176,9 @@ def kernel_rows(
     scale, diag = _loops(residual, series, normalized=log_degree is not None)
     if residual is not None:
         origin, slope = series.coefficients(2).to(factor)
-        diag = torch.where(is_node, diag.to(factor), origin + slope * residual)
+        once = origin + slope * residual
+        diag = diag.to(factor)
+        diag = torch.where(is_node, diag, torch.minimum(diag, once) if series.steep else once)
     if scale is not None:
         factor = factor * torch.where(is_node, scale.to(factor), torch.ones_like(scale, dtype=factor.dtype)).unsqueeze(-1)
     return factor, diag.to(factor).expand(len(factor))
