@@ -184,6 +184,7 @@ def dense_walks(linear_op):
 
 class TestVerbWalks(LinearOperatorTestCase, unittest.TestCase):
     seed = 0
+    should_call_cg = False  # ours, not linear_operator's
     should_test_sample = True
 
     def create_linear_op(self):
@@ -236,6 +237,7 @@ def dense_adjacency_operator(linear_op):
 
 class TestAdjacency(LinearOperatorTestCase, unittest.TestCase):
     seed = 0
+    should_call_cg = False  # ours, not linear_operator's
     should_test_sample = True
 
     def create_linear_op(self):
@@ -268,6 +270,7 @@ class TestRandomWalkAdjacency(RectangularLinearOperatorTestCase, unittest.TestCa
 
 
 class TestSeries(LinearOperatorTestCase, unittest.TestCase):
+    should_call_cg = False  # ours, not linear_operator's
     should_call_lanczos = False  # its root is a polynomial too
     seed = 0
     should_test_sample = True
@@ -304,6 +307,25 @@ class TestRandomWalkSeries(RectangularLinearOperatorTestCase, unittest.TestCase)
     evaluate_linear_op = TestSeries.evaluate_linear_op
 
 
+class TestMultiple(TestSeries):
+    def create_linear_op(self):
+        return TestSeries().create_linear_op() * 2.5
+
+    def evaluate_linear_op(self, linear_op):
+        return linear_op.scale * TestSeries().evaluate_linear_op(linear_op.base)
+
+
+class TestPart(TestSeries):
+    should_call_lanczos = True
+    nodes = torch.tensor([3, 0, 5, 1, 4])
+
+    def create_linear_op(self):
+        return TestSeries().create_linear_op()[self.nodes][:, self.nodes]
+
+    def evaluate_linear_op(self, linear_op):
+        return TestSeries().evaluate_linear_op(linear_op.base)[self.nodes][:, self.nodes]
+
+
 class BroadcastSuite(LinearOperatorTestCase):
     seed = 0
     """A batch of equal kernels; the suite's product over a batch needs a root of distinct ones, so its Cholesky is used."""
@@ -338,6 +360,7 @@ def dense_grf(linear_op):
 
 class TestGRF(LinearOperatorTestCase, unittest.TestCase):
     seed = 0
+    should_call_cg = False  # ours, not linear_operator's
     should_test_sample = True
 
     def create_linear_op(self):

@@ -48,6 +48,13 @@ class GraphOperator:
     features: FeatureMap
     series: Series | None
 
+    @property
+    def asymmetry(self) -> str | None:
+        """Why the matrix is not symmetric and what to use instead, or None."""
+        if self.graph.normalization != "random_walk":
+            return None
+        return "normalization='random_walk' gives none; use normalization='symmetric', which has the same eigenvalues."
+
     @torch.no_grad()
     def estimate_error(self, num_rows: int = 32, seed: int | torch.Generator = 0) -> ErrorEstimate:
         """Compare with the exact graph on ``num_rows`` random rows and, up to a few thousand nodes, on K v.

@@ -30,7 +30,6 @@ from swing_gp.operators.adjacency import AdjacencyLinearOperator, adjacency
 from swing_gp.operators.diagnostics import GraphOperator
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 from swing_gp.operators.matrix_free import MatrixFreeLinearOperator
-from swing_gp.operators.noisy import TakesNoise
 from swing_gp.operators.polynomial import clenshaw, spectral_radius
 from swing_gp.series import Series
 from swing_gp.shards import largest_of
@@ -79,7 +78,7 @@ class FeatureKernelLinearOperator(GraphOperator, LowRankPlusDiagonal):
         return kernel_rows(features, self.series, features.features(x), log_degree, is_node)
 
 
-class SeriesLinearOperator(TakesNoise, GraphOperator, MatrixFreeLinearOperator):
+class SeriesLinearOperator(GraphOperator, MatrixFreeLinearOperator):
     r"""A polynomial of an adjacency operator, :math:`\sum_k c_k T_k(A)` with A mapped from ``interval`` to [-1, 1].
 
     Gradients reach the coefficients (and through them the series), the graph and the degrees.
@@ -115,10 +114,9 @@ class SeriesLinearOperator(TakesNoise, GraphOperator, MatrixFreeLinearOperator):
     @cached(name="root_decomposition")
     def root_decomposition(self, method: str | None = None) -> LinearOperator:
         """A polynomial of the square root of g; a dense factor where one is affordable, or asked for by name."""
+        self.check_symmetric()
         if method is not None or self.shape[-1] <= settings.max_cholesky_size.value():
             return super().root_decomposition(method=method)
-        if self.graph.normalization == "random_walk":
-            raise RuntimeError("normalization='random_walk' gives no symmetric matrix, so it has no root.")
         root = self.series.chebyshev(self.interval, ROOT_TOL, lambda x: self.series(x).clamp_min(0).sqrt())
         return RootLinearOperator(self.__class__(self.adjacency, root.to(self.coefficients), **self._kwargs))
 

@@ -42,6 +42,10 @@ class GRFLinearOperator(MatrixFreeLinearOperator):
     def _size(self) -> torch.Size:
         return torch.Size((self.factors[0][1].shape[0], self.factors[-1][1].shape[0]))
 
+    @property
+    def asymmetry(self) -> str | None:
+        return "form='independent' gives none; use form='same'." if len(self.factors) > 1 else None
+
     def _transpose_nonbatch(self) -> LinearOperator:
         return self.__class__(*self._args[::-1], patterns=self._kwargs["patterns"][::-1])
 

@@ -26,7 +26,6 @@ from swing_gp.features.pairwise import PairwiseFeatures
 from swing_gp.operators.diagnostics import GraphOperator
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 from swing_gp.operators.matrix_free import MatrixFreeLinearOperator
-from swing_gp.operators.noisy import TakesNoise
 from swing_gp.operators.polynomial import clenshaw
 from swing_gp.operators.preconditioning import LandmarkControl
 from swing_gp.series import Series
@@ -41,7 +40,7 @@ BLOCK = 16
 CACHED = 2**20
 
 
-class GridKernelLinearOperator(TakesNoise, GraphOperator, MatrixFreeLinearOperator):
+class GridKernelLinearOperator(GraphOperator, MatrixFreeLinearOperator):
     r"""The collapsed kernel of a :class:`FourierGrid`. Made by
     :func:`~swing_gp.operators.grid_kernel.grid_kernel`.
 
@@ -182,8 +181,7 @@ class GridKernelLinearOperator(TakesNoise, GraphOperator, MatrixFreeLinearOperat
 
     @cached(name="root_decomposition")
     def root_decomposition(self, method: str | None = None) -> LinearOperator:
-        if self.graph.normalization == "random_walk":
-            raise RuntimeError("normalization='random_walk' gives no symmetric matrix, so it has no root.")
+        self.check_symmetric()
         return RootLinearOperator(self._of_function(torch.sqrt))
 
     @cached(name="root_inv_decomposition")

@@ -19,7 +19,6 @@ from swing_gp.linear_algebra import frozen_signs
 from swing_gp.operators.graph_kernel import SeriesLinearOperator
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 from swing_gp.operators.matrix_free import MatrixFreeLinearOperator
-from swing_gp.operators.noisy import TakesNoise
 from swing_gp.operators.preconditioning import PROBES, LandmarkControl, estimated_variances
 from swing_gp.sites import Sites
 
@@ -29,7 +28,7 @@ __all__ = ["KernelBlock"]
 EXACT_DIAGONAL = 2048
 
 
-class KernelBlock(TakesNoise, MatrixFreeLinearOperator):
+class KernelBlock(MatrixFreeLinearOperator):
     r"""The matrix of :math:`c\,k(x_i, x'_j)` for two lists of inputs, through products alone.
 
     :param base: the kernel on all nodes.

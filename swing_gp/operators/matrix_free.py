@@ -1,4 +1,4 @@
-"""What matrix-free operators share: several right-hand sides at once, entries by columns, a way into SciPy."""
+"""What matrix-free operators share: several right-hand sides at once, entries by columns, noise, a way into SciPy."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from typing import Any
 
 import scipy.sparse.linalg
 import torch
-from linear_operator.operators import LinearOperator
+from linear_operator import settings
+from linear_operator.operators import LinearOperator, RootLinearOperator
+from linear_operator.utils.memoize import cached
 from torch import Tensor
 
 from swing_gp.operators.broadcast import BroadcastLinearOperator
 from swing_gp.operators.indexing import Indexed
+from swing_gp.operators.noisy import TakesNoise
 from swing_gp.shards import refuse_shards
 
 __all__ = ["MatrixFreeLinearOperator", "submatrix", "to_scipy"]
@@ -20,7 +23,7 @@ __all__ = ["MatrixFreeLinearOperator", "submatrix", "to_scipy"]
 COLUMNS = 256
 
 
-class MatrixFreeLinearOperator(Indexed):
+class MatrixFreeLinearOperator(TakesNoise, Indexed):
     """An operator without batch dimensions, given by its action on the columns of a matrix."""
 
     @abstractmethod
@@ -41,8 +44,19 @@ class MatrixFreeLinearOperator(Indexed):
     def _expand_batch(self, batch_shape: torch.Size | list[int]) -> LinearOperator:
         return BroadcastLinearOperator(self, repeats=torch.Size(batch_shape)) if len(batch_shape) else self
 
+    def _mul_constant(self, other: float | Tensor) -> LinearOperator:
+        scale = torch.as_tensor(other, dtype=self.dtype, device=self.device)
+        if scale.numel() > 1 or not bool(scale.detach() >= 0):  # a batch of multiples, or one that is no covariance
+            return super()._mul_constant(other)
+        return Scaled(self, scale.reshape(()))
+
     def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
         return submatrix(self, row_index, col_index)
+
+    @staticmethod
+    def part_of(operator: LinearOperator, row_index: Any, col_index: Any) -> LinearOperator:
+        """For operators that are made of matrix-free ones: their rows and columns, as of :func:`submatrix`."""
+        return submatrix(operator, row_index, col_index)
 
     def _columns(self, index: Tensor) -> Tensor:  # (n,) -> (N, n)
         refuse_shards("A column")  # all processes would multiply unit vectors of their own at once
@@ -74,6 +88,47 @@ class MatrixFreeLinearOperator(Indexed):
         return super().zero_mean_mvn_samples(num_samples)
 
 
+class Scaled(MatrixFreeLinearOperator):
+    """A non-negative multiple of a matrix-free operator, with its preconditioner and its samples."""
+
+    def __init__(self, base: MatrixFreeLinearOperator, scale: Tensor) -> None:
+        super().__init__(base, scale)
+        self.base, self.scale = base, scale
+
+    def _size(self) -> torch.Size:
+        return self.base._size()
+
+    @property
+    def asymmetry(self) -> str | None:
+        return self.base.asymmetry
+
+    def _transpose_nonbatch(self) -> LinearOperator:
+        return self.__class__(self.base._transpose_nonbatch(), self.scale)
+
+    def _apply(self, rhs: Tensor) -> Tensor:
+        return self.scale * self.base._apply(rhs)
+
+    def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
+        return self.base._getitem(row_index, col_index)._mul_constant(self.scale)
+
+    def _get_indices(self, row_index: Tensor, col_index: Tensor, *batch_indices: Tensor) -> Tensor:
+        return self.scale * self.base._get_indices(row_index, col_index)
+
+    def _diagonal(self) -> Tensor:
+        return self.scale * self.base._diagonal()
+
+    @cached(name="root_decomposition")
+    def root_decomposition(self, method: str | None = None) -> LinearOperator:
+        return RootLinearOperator(self.base.root_decomposition(method=method).root * self.scale.sqrt())
+
+    def zero_mean_mvn_samples(self, num_samples: int) -> Tensor:
+        return self.scale.sqrt() * self.base.zero_mean_mvn_samples(num_samples)
+
+    def precondition(self, noise: Tensor) -> Any:
+        close = self.base.precondition(noise / self.scale) if float(self.scale) > 0 else None
+        return None if close is None else close._mul_constant(self.scale.detach())
+
+
 class Submatrix(MatrixFreeLinearOperator):
     """Rows and columns of an operator: a product is one of the whole, with values scattered and gathered. Made by
     :func:`submatrix`.
@@ -95,6 +150,21 @@ class Submatrix(MatrixFreeLinearOperator):
     @property
     def device(self) -> torch.device:
         return self.base.device
+
+    @property
+    def _principal(self) -> bool:
+        return len(self.nodes[0]) == len(self.nodes[1]) and torch.equal(*self.nodes)
+
+    @property
+    def asymmetry(self) -> str | None:
+        if not self._principal:
+            return "these rows and columns are not those of the same nodes; take one index for both."
+        return getattr(self.base, "asymmetry", None)
+
+    def zero_mean_mvn_samples(self, num_samples: int) -> Tensor:
+        if not self._principal or self.shape[-1] <= settings.max_cholesky_size.value():
+            return super().zero_mean_mvn_samples(num_samples)
+        return self.base.zero_mean_mvn_samples(num_samples)[..., self.nodes[0]]
 
     def _transpose_nonbatch(self) -> LinearOperator:
         return self.__class__(self.base._transpose_nonbatch(), nodes=self.nodes[::-1])

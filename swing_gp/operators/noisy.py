@@ -16,8 +16,6 @@ from torch import Tensor
 from swing_gp.conjugate_gradients import ConvergenceWarning, conjugate_gradients
 from swing_gp.linear_algebra import frozen_signs
 from swing_gp.operators.indexing import Indexed
-from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
-from swing_gp.operators.matrix_free import submatrix
 from swing_gp.shards import is_sharded, refuse_shards, total
 
 __all__ = ["NoisyKernelLinearOperator", "TakesNoise", "with_noise"]
@@ -48,7 +46,7 @@ class NoisyKernelLinearOperator(Indexed, AddedDiagLinearOperator):
             return (None, None, None) if close is None else (close.solver(), close, close.logdet())
 
     def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
-        return submatrix(self, row_index, col_index)
+        return self._linear_op.part_of(self, row_index, col_index)
 
     @property
     def _only_iteratively(self) -> bool:
@@ -78,24 +76,13 @@ class NoisyKernelLinearOperator(Indexed, AddedDiagLinearOperator):
         return terms.sum(-1) if reduce_inv_quad else terms
 
     def _solve(self, rhs: Tensor, preconditioner: Any = None, num_tridiag: int | None = 0) -> Any:
-        tol = min(SOLVE_TOL[rhs.dtype], settings.cg_tolerance.value())
-        columns = rhs.movedim(-2, 0).flatten(1)
-        found = conjugate_gradients(
-            self._matmul,
-            columns,
-            tol=tol,
-            max_iterations=settings.max_cg_iterations.value(),
-            precondition=preconditioner,
-        )
-        if not found.residuals[-1] <= tol:
-            warnings.warn(
-                f"Conjugate gradients reached a residual of {found.residuals[-1]:.2g} in {len(found.residuals)} steps, not "
-                f"{tol:g}. Raise the noise or gpytorch.settings.max_cg_iterations, or use float64.",
-                ConvergenceWarning,
-                stacklevel=2,
-            )
-        solution = found.solution.unflatten(1, (*rhs.shape[:-2], rhs.shape[-1])).movedim(0, -2)
-        return (solution, found.tridiagonal(num_tridiag)) if num_tridiag else solution
+        return solved(self, rhs, preconditioner, num_tridiag)
+
+    def zero_mean_mvn_samples(self, num_samples: int) -> Tensor:  # (S, n)
+        if self.shape[-1] <= settings.max_cholesky_size.value():
+            return super().zero_mean_mvn_samples(num_samples)
+        sample = self._linear_op.zero_mean_mvn_samples(num_samples)  # Lanczos would not see the noise
+        return sample + self._diag_tensor._diagonal().sqrt() * torch.randn_like(sample)
 
     def inv_quad_logdet(
         self, inv_quad_rhs: Tensor | None = None, logdet: bool | None = False, reduce_inv_quad: bool | None = True
@@ -130,6 +117,28 @@ class NoisyKernelLinearOperator(Indexed, AddedDiagLinearOperator):
         return offset + float(terms.mean()), float(terms.std() / samples**0.5)
 
 
+def solved(operator: Any, rhs: Tensor, preconditioner: Any = None, num_tridiag: int | None = 0) -> Any:
+    """What linear_operator calls ``_solve``: solutions, and Lanczos matrices of the first right-hand sides if asked for."""
+    tol = min(SOLVE_TOL[rhs.dtype], settings.cg_tolerance.value())
+    columns = rhs.movedim(-2, 0).flatten(1)
+    found = conjugate_gradients(
+        operator._matmul,
+        columns,
+        tol=tol,
+        max_iterations=settings.max_cg_iterations.value(),
+        precondition=preconditioner,
+    )
+    if not found.residuals[-1] <= tol:
+        warnings.warn(
+            f"Conjugate gradients reached a residual of {found.residuals[-1]:.2g} in {len(found.residuals)} steps, not "
+            f"{tol:g}. Raise the noise or gpytorch.settings.max_cg_iterations, or use float64.",
+            ConvergenceWarning,
+            stacklevel=3,
+        )
+    solution = found.solution.unflatten(1, (*rhs.shape[:-2], rhs.shape[-1])).movedim(0, -2)
+    return (solution, found.tridiagonal(num_tridiag)) if num_tridiag else solution
+
+
 class _Solve(torch.autograd.Function):
     """A solve by conjugate gradients, and one more for the backward pass; linear_operator's asks global switches in both."""
 
@@ -152,19 +161,52 @@ def _precondition(noisy: NoisyKernelLinearOperator) -> tuple[Any, Any, Any]:
 
 
 class TakesNoise:
-    """A symmetric kernel that is solved with as a :class:`NoisyKernelLinearOperator` once noise is added to it."""
+    """An operator that is solved with by conjugate gradients to our tolerance, and as a :class:`NoisyKernelLinearOperator` once
+    noise is added to it. One that is not symmetric says so in ``asymmetry``, and is for products alone."""
 
-    def precondition(self, noise: Tensor) -> LowRankPlusDiagonal | None:
+    @property
+    def asymmetry(self) -> str | None:
+        """Why the matrix is not symmetric and what to use instead, or None."""
+        return None
+
+    def check_symmetric(self) -> None:
+        """Refuse what conjugate gradients and Cholesky factors would get wrong without a word."""
+        if self.is_square and self.asymmetry is not None:  # type: ignore[attr-defined]
+            raise ValueError(f"Solves, log-determinants, roots and noise take a symmetric matrix, and {self.asymmetry}")
+
+    def precondition(self, noise: Tensor) -> Any:
         """A matrix close to the kernel plus the noise that is solved with in closed form, if there is one."""
         return None
 
     def add_diagonal(self, diag: Tensor) -> LinearOperator:
+        self.check_symmetric()
         return with_noise(self, diag)
 
     def __add__(self, other: Any) -> LinearOperator:
         if isinstance(other, DiagLinearOperator):
-            return with_noise(self, other._diagonal())
+            return self.add_diagonal(other._diagonal())
         return super().__add__(other)  # type: ignore[misc]
+
+    def solve(self, right_tensor: Tensor, left_tensor: Tensor | None = None) -> Tensor:
+        self.check_symmetric()
+        return super().solve(right_tensor, left_tensor)  # type: ignore[misc]
+
+    def inv_quad(self, inv_quad_rhs: Tensor, reduce_inv_quad: bool = True) -> Tensor:
+        self.check_symmetric()
+        return super().inv_quad(inv_quad_rhs, reduce_inv_quad)  # type: ignore[misc]
+
+    def inv_quad_logdet(
+        self, inv_quad_rhs: Tensor | None = None, logdet: bool | None = False, reduce_inv_quad: bool | None = True
+    ) -> tuple[Tensor, Tensor]:
+        self.check_symmetric()
+        return super().inv_quad_logdet(inv_quad_rhs, logdet, reduce_inv_quad)  # type: ignore[misc]
+
+    def cholesky(self, upper: bool = False) -> LinearOperator:
+        self.check_symmetric()
+        return super().cholesky(upper)  # type: ignore[misc]
+
+    def _solve(self, rhs: Tensor, preconditioner: Any = None, num_tridiag: int | None = 0) -> Any:
+        return solved(self, rhs, preconditioner, num_tridiag)
 
 
 def with_noise(kernel: Any, noise: Tensor) -> LinearOperator:

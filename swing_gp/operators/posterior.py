@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from linear_operator.operators import AddedDiagLinearOperator, DiagLinearOperator, LinearOperator
+from linear_operator.operators import DiagLinearOperator, LinearOperator
 from torch import Tensor
 
 from swing_gp.linear_algebra import frozen_signs
@@ -107,7 +107,7 @@ class PosteriorCovariance(MatrixFreeLinearOperator):
         return NoisyPosteriorCovariance(self, other) if isinstance(other, DiagLinearOperator) else super().__add__(other)
 
 
-class NoisyPosteriorCovariance(AddedDiagLinearOperator):
+class NoisyPosteriorCovariance(NoisyKernelLinearOperator):
     """The posterior covariance of noisy observations."""
 
     def zero_mean_mvn_samples(self, num_samples: int) -> Tensor:

@@ -93,8 +93,8 @@ class LandmarkControl:
 
     @property
     def exists(self) -> bool:
-        """Whether there is a landmark kernel: not of a ball."""
-        return self.graph.edge.positive_definite
+        """Whether there is a landmark kernel in closed form: not of a ball, nor of a matrix that is not symmetric."""
+        return self.graph.edge.positive_definite and self.graph.normalization != "random_walk"
 
     @cached_property
     def _hopeless(self) -> bool:

@@ -56,6 +56,12 @@ class SwingLinearOperator(GraphOperator, MatrixFreeLinearOperator):
     def _size(self) -> torch.Size:
         return torch.Size((self.graph.num_nodes, self.graph.num_nodes))
 
+    @property
+    def asymmetry(self) -> str | None:
+        if self.walks.sides == 2:
+            return None
+        return "one-sided walks give none; use Walks(sides=2), or the collapsed kernel (walks=None)."
+
     def _transpose_nonbatch(self) -> LinearOperator:
         if self.walks.sides == 2:
             return self
