@@ -25,7 +25,7 @@ from swing_gp.graph import ImplicitGraph
 from swing_gp.series import Series
 from swing_gp.shards import SHARDABLE, refuse_shards
 
-__all__ = ["Choice", "choose_features", "known_error", "pick_features"]
+__all__ = ["Choice", "choose_features", "known_error", "pick_features", "predicted_error"]
 
 # Seconds for one ...
 WEIGHT = 1e-8  # weight of a dense block, made
@@ -56,7 +56,7 @@ class Choice:
 
     :ivar method: the feature map: ``"neighbors"``, ``"grid"``, ``"landmarks"`` or ``"pairwise"``.
     :ivar reason: why it was taken, in words.
-    :ivar predicted_error: the relative error it was made for.
+    :ivar predicted_error: the relative error it was made for; for landmarks that leave more, what they leave.
     :ivar estimated_error: what is known of the error of W after it was made: for the grid that of an exact block, for
         landmarks the mean residual; None where nothing was measured.
     :ivar detail: the feature map in words, with its number of modes, pairs or features.
@@ -94,7 +94,7 @@ def pick_features(
         name = "positive" if isinstance(graph.edge, Gaussian) else "pairwise"
         reason = "the paper's features" if name == "positive" else "walks need weights that are positive"
     features = make_features(graph, name, tol=tol, num_features=num_features, generator=generator, room=room, outside=outside)
-    return features, Choice(name, reason, goal, known_error(features), repr(features))
+    return features, Choice(name, reason, predicted_error(features, goal), known_error(features), repr(features))
 
 
 def choose_features(
@@ -110,7 +110,7 @@ def choose_features(
     """The cheapest feature map for a collapsed kernel at a relative error of ``tol``; the rest is as of ``make_features``."""
     if graph.normalization:
         series.check_spectrum(graph.spectrum, psd=graph.normalization != "random_walk")
-    if series.steep and graph.num_nodes <= ONE_BLOCK:
+    if series.steep:
         return _all_landmarks(graph, tol, num_features, generator)
     terms = len(series.chebyshev(graph.spectrum, 0.1 * tol)) if graph.normalization else RAW_TERMS
     most = NUM_FEATURES if num_features is None else num_features
@@ -125,7 +125,7 @@ def choose_features(
         notes.append(f"a list would hold {average:.0f} neighbours a node")
     if (modes := count_modes(graph, tol)) is not None:
         costs["grid"] = _grid_cost(graph, modes, terms)
-    if graph.edge.positive_definite and not series.steep:
+    if graph.edge.positive_definite:
         best = min(costs.values(), default=math.inf)
         affordable = bisect.bisect(range(1, most + 1), best, key=lambda number: _landmark_cost(graph.num_nodes, number))
         number, residual = 0, 1.0
@@ -160,10 +160,14 @@ def choose_features(
 def _all_landmarks(
     graph: ImplicitGraph, tol: float, num_features: int | None, generator: torch.Generator
 ) -> tuple[FeatureMap, Choice]:
-    """For a steep series: on a small graph every node may be a landmark, which leaves no residual."""
-    features = LandmarkFeatures(graph, num_features or graph.num_nodes, generator=generator)
-    reason = "the series is steep near zero: landmarks to machine precision"
-    return features, Choice("landmarks", reason, tol, known_error(features), repr(features))
+    """For a steep series, which no polynomial follows: on a small graph every node may be a landmark, which leaves no
+    residual."""
+    most = num_features or (graph.num_nodes if graph.num_nodes <= ONE_BLOCK else NUM_FEATURES)
+    features = LandmarkFeatures(graph, most, generator=generator)
+    reason = "the series is steep near zero, where only eigenvalues follow it: landmarks to machine precision"
+    if features.num_features >= most < graph.num_nodes:
+        reason = f"{reason}, or {most}"
+    return features, Choice("landmarks", reason, predicted_error(features, tol), known_error(features), repr(features))
 
 
 def _fallback(
@@ -176,6 +180,12 @@ def _fallback(
     residual = known_error(features)
     assert residual is not None
     return features, Choice("landmarks", reason, residual, residual, repr(features))
+
+
+def predicted_error(features: FeatureMap, goal: float) -> float:
+    """The error a map was made for, unless it knows better: landmarks end at their number, whatever they leave."""
+    residual = known_error(features) if isinstance(features, LandmarkFeatures) else None
+    return goal if residual is None else max(goal, residual)
 
 
 def known_error(features: FeatureMap) -> float | None:

@@ -34,7 +34,7 @@ class LogMatern(Series):
         :math:`\kappa\, l / \sqrt 2` along the surface.
     :param floor: :math:`\varepsilon`; eigenvalues of the walk below it count as noise. At 1e-12 the lengthscale may be many
         times the spacing of the nodes, and the kernel goes through eigenvalues, which takes landmarks (as many as there are
-        nodes on graphs of up to 2,000). As a polynomial, on lists and grids, it takes a degree of about
+        nodes on graphs of up to 2,000, else 512). As a polynomial, on lists and grids, it takes a degree of about
         :math:`8/\sqrt\varepsilon`: use 1e-3 to 1e-2 there, and lengthscales of one or two spacings.
 
     The Taylor series about zero converges up to :math:`\varepsilon` only, so there are no walks for it.

@@ -20,6 +20,7 @@ from swing_gp import (
     Walks,
     graph_kernel,
 )
+from swing_gp.operators.diagnostics import exact_kernel_product
 
 
 def circle(number):
@@ -75,7 +76,7 @@ def test_landmarks_that_leave_a_residual():
 def test_what_it_cannot_do_is_refused():
     large = ImplicitGraph(cloud(2100, 2), Gaussian(0.15))
     with pytest.raises(ValueError, match="degree above 4096"):
-        graph_kernel(large, LogMatern(2.0, 1.0, 1e-14))
+        graph_kernel(large, LogMatern(2.0, 1.0, 1e-14), features="grid")
     small = ImplicitGraph(cloud(50, 2), Gaussian(0.3))
     with pytest.raises(ValueError, match=r"diverges on this graph.*walks=None"):
         graph_kernel(small, LogMatern(), walks=Walks(4, sides=1))
@@ -161,3 +162,37 @@ def test_deviations_off_the_graph_are_of_the_size_of_the_targets():
     assert np.median(std) < 0.3
     assert std.max() < 3 * y.std()
     assert np.mean(error < 1.96 * np.hypot(std, model.noise_)) > 0.9
+
+
+def test_at_any_size_auto_takes_landmarks_and_says_why():
+    graph = ImplicitGraph(cloud(2100, 2), Gaussian(0.15))
+    series = LogMatern(2.0, 2.0)
+    operator = graph_kernel(graph, series)
+    assert operator.info.method == "landmarks"
+    assert "steep" in operator.info.reason
+    v = torch.randn(2100, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert relative(operator @ v, dense(graph, series) @ v) < 0.01
+    # where 512 are too few, the choice says so and does not claim the tolerance
+    short = graph_kernel(ImplicitGraph(cloud(2100, 3), Gaussian(0.05)), series)
+    assert short.info.reason.endswith("or 512")
+    assert short.info.predicted_error == short.info.estimated_error > 0.1
+    assert operator.estimate_error(num_rows=4).kernel is None  # all eigenvalues of 2,100 nodes are too many
+    assert "N > 2000" in operator.estimate_error(num_rows=4).compared
+
+
+@pytest.mark.parametrize("number", [150, 20])
+def test_its_error_on_request_is_against_eigenvalues(number):
+    graph = ImplicitGraph(cloud(150, 2), Gaussian(0.2))
+    series = LogMatern(2.0, 2.0)
+    operator = graph_kernel(graph, series, features="landmarks", num_features=number)
+    estimate = operator.estimate_error(num_rows=50)
+    truth = dense(graph, series)
+    beyond = truth - series.coefficients(1) * torch.eye(150, dtype=torch.float64)
+    error = float((operator.to_dense() - truth).norm() / beyond.norm())
+    assert estimate.kernel < 1e-5 if number == 150 else error / 2 < estimate.kernel < 2 * error
+    assert 0 < estimate.identity <= 1
+    walk = ImplicitGraph(graph.points, graph.edge, "random_walk")
+    root = graph.edge.weights(graph.points, graph.points).sum(-1, keepdim=True).sqrt()
+    v = torch.randn(150, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert relative(exact_kernel_product(walk, series, v), truth @ (root * v) / root) < 1e-7
+    assert relative(exact_kernel_product(graph, series, v), truth @ v) < 1e-7

@@ -9,7 +9,7 @@ import scipy.sparse.linalg
 import torch
 from torch import Tensor
 
-from swing_gp.features.pairwise import PairwiseFeatures
+from swing_gp.features.pairwise import ONE_BLOCK, PairwiseFeatures
 from swing_gp.features.protocol import FeatureMap
 from swing_gp.graph import ImplicitGraph
 from swing_gp.operators.matrix_free import to_scipy
@@ -57,7 +57,8 @@ class GraphOperator:
 
     @torch.no_grad()
     def estimate_error(self, num_rows: int = 32, seed: int | torch.Generator = 0) -> ErrorEstimate:
-        """Compare with the exact graph on ``num_rows`` random rows and, up to a few thousand nodes, on K v.
+        """Compare with the exact graph on ``num_rows`` random rows and, up to a few thousand nodes (2,000 for a steep series,
+        which goes through eigenvalues), on K v.
 
         The rows are those of P = D^-1 W (of W for raw graphs): exact at O(N) each, where a row of the symmetric matrix
         would need the exact degree of every node.
@@ -77,8 +78,9 @@ class GraphOperator:
         compared = f"{size} random rows of {name} as the features see it with exact rows"
         if self.series is None:
             return ErrorEstimate(adjacency, None, None, compared + ".")
-        if self.graph.num_nodes > MAX_EXACT_NODES:
-            note = f"; K v not compared, an exact product is O(N^2) and N > {MAX_EXACT_NODES}."
+        most, cost = (ONE_BLOCK, "O(N^3)") if self.series.steep else (MAX_EXACT_NODES, "O(N^2)")
+        if self.graph.num_nodes > most:
+            note = f"; K v not compared, an exact product is {cost} and N > {most}."
             return ErrorEstimate(adjacency, None, None, compared + note)
         probes = torch.randn(self.graph.num_nodes, size, dtype=torch.float64, generator=generator, device=generator.device).to(
             self.graph.points
@@ -106,7 +108,10 @@ def feature_weight_rows(features: FeatureMap, nodes: Tensor) -> Tensor:  # (n,) 
 
 
 def exact_kernel_product(graph: ImplicitGraph, series: Series, rhs: Tensor) -> Tensor:  # (N, k) -> (N, k)
-    """K v with exact weights, to machine precision: O(N^2) time a term, O(N) memory."""
+    """K v with exact weights, to machine precision: O(N^2) time a term, O(N) memory. A steep series, which has no polynomial,
+    takes all eigenvalues of up to 2,000 nodes."""
+    if series.steep:
+        return _by_eigenvalues(graph, series, rhs)
     features = PairwiseFeatures(graph)
     log_degree = features.log_degree().unsqueeze(-1)
     powers = {"symmetric": (-0.5, -0.5), "random_walk": (-1.0, 0.0), None: (0.0, 0.0)}[graph.normalization]
@@ -121,6 +126,20 @@ def exact_kernel_product(graph: ImplicitGraph, series: Series, rhs: Tensor) -> T
         low = -high if low < 0 else 0.0
     coefficients = series.chebyshev((low, high), 10 * torch.finfo(rhs.dtype).eps).to(rhs)
     return clenshaw(action, coefficients, (low, high), rhs)
+
+
+def _by_eigenvalues(graph: ImplicitGraph, series: Series, rhs: Tensor) -> Tensor:  # (N, k) -> (N, k)
+    if graph.num_nodes > ONE_BLOCK:
+        raise ValueError(
+            f"{series!r} takes all eigenvalues: up to {ONE_BLOCK} nodes, got {graph.num_nodes}; use a larger floor."
+        )
+    points = graph.points.double()
+    weights = graph.edge.weights(points, points)
+    root = weights.sum(-1).sqrt() if graph.normalization else torch.ones_like(weights[0])
+    values, vectors = torch.linalg.eigh(weights / root / root.unsqueeze(-1))
+    # P is similar to the symmetric matrix.
+    scale = (root if graph.normalization == "random_walk" else torch.ones_like(root)).unsqueeze(-1)
+    return (vectors @ (series(values).unsqueeze(-1) * (vectors.mT @ (scale * rhs.double()))) / scale).to(rhs)
 
 
 def _relative(ours: Tensor, exact: Tensor) -> float:
