@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from linear_operator.operators import LinearOperator
 
-from swing_gp.choice import Choice, known_error, pick_features
+from swing_gp.choice import Choice, known_error, pick_features, predicted_error
 from swing_gp.features import FeatureMap, FourierGrid
 from swing_gp.features.named import default_tol
 from swing_gp.graph import ImplicitGraph
@@ -67,7 +67,7 @@ def graph_kernel(
     generator = as_generator(seed)
     if isinstance(features, FeatureMap):
         _check_given(features, graph, num_features)
-        goal = default_tol(graph) if tol is None else tol
+        goal = predicted_error(features, default_tol(graph) if tol is None else tol)
         chosen, info = features, Choice(type(features).__name__, "given", goal, known_error(features), repr(features))
     else:
         chosen, info = pick_features(

@@ -10,7 +10,7 @@ import torch
 from linear_operator.operators import LinearOperator
 from torch import Tensor
 
-from swing_gp.choice import Choice, known_error, pick_features
+from swing_gp.choice import Choice, known_error, pick_features, predicted_error
 from swing_gp.features import FeatureMap, FourierGrid, LandmarkFeatures, NeighborFeatures
 from swing_gp.features.named import NAMES, default_tol
 from swing_gp.front import check_request, kernel_of
@@ -64,7 +64,7 @@ class Structure:
         self.room, self.outside = ROOM if training else 1.0, outside
         if landmarks is not None:
             self.features: FeatureMap = LandmarkFeatures(self.graph, landmarks=landmarks)
-            goal = default_tol(graph) if recipe.tol is None else recipe.tol
+            goal = predicted_error(self.features, default_tol(graph) if recipe.tol is None else recipe.tol)
             self.info = Choice("landmarks", "restored", goal, known_error(self.features), repr(self.features))
         else:
             self.features, self.info = pick_features(

@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_iter
 
 from swing_gp import (
     Diffusion,
+    DiffusionKernel,
     FeatureKernelLinearOperator,
     FourierFeatures,
     Gaussian,
@@ -164,6 +165,25 @@ def test_mismatched_right_hand_sides_are_refused():
         operator = graph_kernel(GRAPH, Diffusion(1.0), features=features)
         with pytest.raises(RuntimeError, match=r"Size|size|shape"):
             operator @ torch.ones(41, dtype=torch.float64)
+
+
+def test_landmarks_claim_no_more_than_they_leave():
+    graph = ImplicitGraph(cloud(600, 3), Gaussian(0.05))
+    few = graph_kernel(graph, Diffusion(1.0), features="landmarks", num_features=50)
+    residual = float(1 - few.features.node_features.square().sum(-1).mean())
+    assert few.info.predicted_error == few.info.estimated_error == pytest.approx(residual)
+    assert residual > 0.8
+    given = graph_kernel(graph, Diffusion(1.0), features=few.features)
+    kernel = DiffusionKernel(graph, features="landmarks", num_features=50)
+    kernel.operator()
+    restored = DiffusionKernel(graph, features="landmarks", num_features=50)
+    restored.load_state_dict(kernel.state_dict())
+    restored.operator()
+    for info in (given.info, kernel.info, restored.info):
+        assert info.predicted_error == pytest.approx(residual)
+    # where they leave less, it is what was asked for
+    smooth = ImplicitGraph(graph.points, Gaussian(1.0))
+    assert graph_kernel(smooth, Diffusion(1.0), features="landmarks", tol=1e-3).info.predicted_error == 1e-3
 
 
 def test_scipy_solves_with_our_operators():
