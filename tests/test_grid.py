@@ -3,6 +3,7 @@
 import math
 import pickle
 import unittest
+import warnings
 
 import linear_operator
 import pytest
@@ -258,6 +259,23 @@ def test_diagonal_is_exact_when_small_and_estimated_with_its_error_when_large():
     # the control variate is worth having: plain Hutchinson scatters by the off-diagonal rows of K
     plain = (dense.square().sum(-1) - truth.square()).sqrt() / 32**0.5
     assert float(error.mean()) < 0.3 * float(plain.mean())
+
+
+def test_an_estimated_diagonal_says_when_it_is_rough():
+    graph = ImplicitGraph(cloud(2100, 2), Gaussian(0.03))
+    rough = grid_kernel(FourierGrid(graph, 1e-4), Diffusion(30.0))
+    with pytest.warns(AccuracyWarning, match=r"standard errors of \d+\.\d% in the mean"):
+        estimate = rough.diagonal()
+    nodes = torch.arange(0, 2100, 100)
+    exact = rough[nodes, nodes]
+    assert float(((estimate[nodes] - exact) / exact).square().mean().sqrt()) > 0.01
+    with pytest.warns(AccuracyWarning, match="landmarks"):
+        (2.0 * rough).diagonal()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", AccuracyWarning)
+        grid_kernel(FourierGrid(ImplicitGraph(graph.points, Gaussian(0.3)), 1e-4), Diffusion(5.0)).diagonal()  # a good one
+        rough[:100, :100].diagonal()  # exact
+        rough.diagonal_standard_error()
 
 
 def test_samples_come_from_the_square_root_of_the_series():

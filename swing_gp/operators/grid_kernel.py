@@ -12,6 +12,7 @@ where T is Toeplitz: a product with it is a multiplication by :math:`1/d` on a u
 from __future__ import annotations
 
 import math
+import warnings
 from functools import cached_property
 from typing import Any
 
@@ -22,6 +23,7 @@ from linear_operator.utils.memoize import cached
 from torch import Tensor
 
 from swing_gp.features.grid import FourierGrid
+from swing_gp.features.landmarks import AccuracyWarning
 from swing_gp.features.pairwise import PairwiseFeatures
 from swing_gp.operators.diagnostics import GraphOperator
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
@@ -35,6 +37,8 @@ __all__ = ["GridKernelLinearOperator", "grid_kernel"]
 
 # Up to here the diagonal is exact, column by column; above it is estimated.
 EXACT_DIAGONAL = 2048
+# Relative standard errors of an estimated diagonal beyond which who asked for it is told.
+VISIBLE_ERROR = 0.01
 BLOCK = 16
 # Points of the padded grids that are worked on at once: what stays in the cache is twice as fast.
 CACHED = 2**20
@@ -147,6 +151,8 @@ class GridKernelLinearOperator(GraphOperator, MatrixFreeLinearOperator):
 
     # The diagonal
 
+    _scatter = 0.0  # mean standard error of the last estimate, over its mean
+
     @cached_property
     def _control(self) -> LandmarkControl:
         return LandmarkControl(self.graph, self.series)
@@ -154,7 +160,22 @@ class GridKernelLinearOperator(GraphOperator, MatrixFreeLinearOperator):
     def _diagonal(self) -> Tensor:
         if self.graph.num_nodes <= EXACT_DIAGONAL:
             return super()._diagonal()
-        return self._control.diagonal(self)[0]
+        estimate, error = self._control.diagonal(self)
+        self._scatter = float(error.mean() / estimate.detach().abs().mean())
+        return estimate
+
+    def diagonal(self, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
+        """The diagonal: exact up to 2,048 nodes, above them an estimate that warns where its standard errors exceed 1%."""
+        values = super().diagonal(offset, dim1, dim2)
+        if self._scatter > VISIBLE_ERROR:
+            warnings.warn(
+                f"The diagonal is an estimate, with standard errors of {self._scatter:.1%} in the mean "
+                "(diagonal_standard_error()). For exact entries take K[nodes, nodes], at a product for each, or "
+                "features='landmarks' where they resolve the graph.",
+                AccuracyWarning,
+                stacklevel=2,
+            )
+        return values
 
     def diagonal_standard_error(self) -> Tensor:  # (N,)
         """Standard errors of the estimated diagonal; zeros where it is exact."""

@@ -115,7 +115,7 @@ class Scaled(MatrixFreeLinearOperator):
         return self.scale * self.base._get_indices(row_index, col_index)
 
     def _diagonal(self) -> Tensor:
-        return self.scale * self.base._diagonal()
+        return self.scale * self.base.diagonal()
 
     @cached(name="root_decomposition")
     def root_decomposition(self, method: str | None = None) -> LinearOperator:
