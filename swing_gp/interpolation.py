@@ -32,6 +32,7 @@ from torch import Tensor
 
 from swing_gp.choice import Choice
 from swing_gp.edges import Gaussian
+from swing_gp.features.grid import least_tol
 from swing_gp.front import graph_kernel
 from swing_gp.graph import ImplicitGraph
 from swing_gp.kernels import GraphKernel
@@ -112,7 +113,7 @@ def interpolate(
         and as the noise grows, it points where the paper's rule does.
     :param features: as of :func:`~swing_gp.graph_kernel`, and so are ``walks``, ``num_features`` and ``seed``.
     :param tol: relative error of the kernel to aim for; by default 1e-4 for the GP, a tenth of its noise where that is less,
-        and 1e-10 for sums.
+        and 1e-10 for sums; not below 1e-6 for float32 points.
     """
     check_choice("rule", rule, RULES)
     refuse_shards("interpolate", "use StreamedGP")
@@ -141,7 +142,7 @@ def interpolate(
     assert series is not None
     noise = selection.noise if noise is None and selection is not None else noise
     if tol is None:
-        tol = TOL_OF_SUMS if noise is None else max(1e-9, min(TOL, 0.1 * noise))
+        tol = max(least_tol(graph), TOL_OF_SUMS if noise is None else max(1e-9, min(TOL, 0.1 * noise)))
     words = {"features": features, "walks": walks, "tol": tol, "num_features": num_features}
     if rule == "gp":
         assert noise is not None

@@ -21,8 +21,8 @@ class TableError(ValueError):
 def load_table(path: str | os.PathLike) -> dict[str, np.ndarray]:
     """Columns by name, as float64; what is empty or says NaN is NaN.
 
-    A CSV file has its names in the first line. In an NPZ file every vector is a column under its own name, and the columns of a
-    matrix ``X`` go by ``feature_names`` (or ``X0, X1, ...``), those of ``y`` by ``target_name``.
+    A CSV file has its names in the first line; blank lines are skipped. In an NPZ file every vector is a column under its own
+    name, and the columns of a matrix ``X`` go by ``feature_names`` (or ``X0, X1, ...``), those of ``y`` by ``target_name``.
     """
     path = Path(path)
     if path.suffix.lower() not in (".csv", ".npz"):
@@ -41,16 +41,16 @@ def load_table(path: str | os.PathLike) -> dict[str, np.ndarray]:
 def _read_csv(path: Path) -> dict[str, np.ndarray]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = list(csv.reader(file))
+            rows = [(line, row) for line, row in enumerate(csv.reader(file), start=1) if row]  # blank lines are no rows
     except (UnicodeDecodeError, csv.Error) as error:
         raise TableError(f"{path}: cannot be read as CSV ({error}).") from error
     if not rows:
         raise TableError(f"{path}: the table is empty.")
-    names = [name.strip() for name in rows[0]]
+    names = [name.strip() for name in rows[0][1]]
     if len(set(names)) != len(names):
         raise TableError(f"{path}: two columns have one name in the first line.")
     columns: dict[str, list[float] | None] = {name: [] for name in names}
-    for line, row in enumerate(rows[1:], start=2):
+    for line, row in rows[1:]:
         if len(row) != len(names):
             raise TableError(f"{path}, line {line}: {len(row)} cells, but {len(names)} columns in the first line.")
         for name, cell in zip(names, row, strict=True):

@@ -249,6 +249,19 @@ def test_tables_that_are_none(tmp_path, text, message, capsys):
     assert "t.csv" in capsys.readouterr().err
 
 
+def test_blank_lines_are_skipped(tmp_path):
+    (tmp_path / "t.csv").write_text("a,b\n1,2\n\n3,\n\n")
+    columns = load_table(tmp_path / "t.csv")
+    np.testing.assert_array_equal(columns["a"], [1, 3])
+    np.testing.assert_array_equal(columns["b"], [2, np.nan])
+    (tmp_path / "t.csv").write_text("a,b\n\n1\n")  # lines are counted as they are in the file
+    with pytest.raises(TableError, match="line 3: 1 cells"):
+        load_table(tmp_path / "t.csv")
+    (tmp_path / "t.csv").write_text("\n\n")
+    with pytest.raises(TableError, match="empty"):
+        load_table(tmp_path / "t.csv")
+
+
 def test_other_files_are_no_tables(tmp_path):
     with pytest.raises(TableError, match="CSV or an NPZ"):
         load_table(tmp_path / "t.xlsx")

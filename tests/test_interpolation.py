@@ -211,3 +211,13 @@ def test_no_work_for_nodes_that_nobody_asked_about(monkeypatch):
     monkeypatch.setattr("swing_gp.operators.graph_kernel.SeriesLinearOperator._diagonal", refuse)
     found = interpolate(graph, torch.arange(0, 3000, 2), points[::2, 0], Diffusion(5.0), noise=0.1, features="neighbors")
     assert torch.isfinite(found.values).all()
+
+
+@pytest.mark.parametrize(("rule", "noise"), [("paper", None), ("normalized", None), ("gp", 1e-7)])
+@pytest.mark.parametrize("features", ["grid", "neighbors", "auto"])
+def test_the_default_tolerance_is_one_that_single_precision_can_hold(features, rule, noise):
+    points, known, values = problem()
+    graph = ImplicitGraph(points.float(), Gaussian(0.1))
+    found = interpolate(graph, known, values[known].float(), Diffusion(3.0), rule=rule, noise=noise, features=features)
+    truth = by_rule(dense_kernel(ImplicitGraph(points, Gaussian(0.1)), Diffusion(3.0)), known, values[known], rule, noise)
+    assert relative(found.values.double(), truth) < (1e-3 if rule == "gp" else 1e-4)
