@@ -38,6 +38,12 @@ DERIVED = {
     "a part": lambda K: K[:900, :900].add_diagonal(NOISE[:900]),
     "a part by ids": lambda K: K[HALF.flip(0)][:, HALF.flip(0)] + DiagLinearOperator(NOISE[:900]),
     "a part of the noisy": lambda K: K.add_diagonal(NOISE)[:900, :900],
+    "noisy, then scaled": lambda K: 2.0 * K.add_diagonal(NOISE),
+    "noisy twice": lambda K: K.add_diagonal(NOISE).add_diagonal(NOISE),
+    "a batch": lambda K: K.expand(2, SIZE, SIZE).add_diagonal(NOISE),
+    "a batch plus a batch": lambda K: K.expand(2, SIZE, SIZE) + DiagLinearOperator(NOISE.expand(2, SIZE)),
+    "noisy, then a batch": lambda K: K.add_diagonal(NOISE).expand(2, SIZE, SIZE),
+    "noisy, then repeated": lambda K: K.add_diagonal(NOISE).repeat(2, 1, 1),
     "a part, scaled": lambda K: (0.5 * K[:900, :900]).add_diagonal(NOISE[:900]),
 }
 
@@ -66,7 +72,8 @@ def test_what_is_made_of_a_kernel_is_solved_with_as_well_as_the_kernel(kernels, 
     noisy = DERIVED[name](kernels[features])
     with warnings.catch_warnings():
         warnings.simplefilter("error", ConvergenceWarning)
-        assert residual(noisy, Y[: noisy.shape[-1]]) < 2e-6
+        rhs = Y.mT.unsqueeze(-1) if noisy.dim() == 3 else Y[: noisy.shape[-1]]
+        assert residual(noisy, rhs) < 2e-6
 
 
 @pytest.mark.parametrize("name", ["walks", "grf", "adjacency"])
@@ -99,6 +106,24 @@ def test_a_multiple_is_that_multiple(kernels):
     close = (0.1 * grid).add_diagonal(tenth)._preconditioning[1]
     assert close is not None
     assert relative(close @ Y, 0.1 * (grid.add_diagonal(NOISE)._preconditioning[1] @ Y)) < 1e-10
+
+
+def test_a_batch_of_targets_has_the_likelihoods_of_each(kernels):
+    operator = kernels["neighbors"]
+    noise = torch.tensor([0.1], dtype=torch.float64, requires_grad=True)
+    batch = operator.expand(2, SIZE, SIZE).add_diagonal(noise)
+    quadratic, logdet = batch.inv_quad_logdet(Y.mT.unsqueeze(-1), logdet=True)
+    assert quadratic.shape == logdet.shape == (2,)
+    matrix = dense_kernel(GRAPH, Diffusion(3.0)) + 0.1 * torch.eye(SIZE, dtype=torch.float64)
+    solved = torch.linalg.solve(matrix, Y)
+    torch.testing.assert_close(quadratic.detach(), (Y * solved).sum(0), rtol=1e-5, atol=0)
+    assert float(logdet.detach()[0]) == pytest.approx(float(torch.logdet(matrix)), rel=0.02)
+    (gradient,) = torch.autograd.grad(quadratic.sum(), noise)
+    assert float(gradient) == pytest.approx(-float(solved.square().sum()), rel=1e-4)
+    # noise of its own for each target is no multiple of one matrix
+    own = torch.tensor([[0.1], [0.5]], dtype=torch.float64)
+    dense = operator[:20, :20].expand(2, 20, 20).add_diagonal(own).to_dense()
+    torch.testing.assert_close(dense[1] - dense[0], 0.4 * torch.eye(20, dtype=torch.float64))
 
 
 def test_samples_of_parts_and_multiples_have_their_variance(kernels):

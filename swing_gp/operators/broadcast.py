@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from linear_operator.operators import LinearOperator
+from linear_operator.operators import DiagLinearOperator, LinearOperator
 from torch import Tensor
 
 from swing_gp.operators.indexing import Indexed
@@ -62,3 +62,38 @@ class BroadcastLinearOperator(Indexed):
 
     def _diagonal(self) -> Tensor:
         return self.base._diagonal().expand(*self.repeats, -1)
+
+    # Noise and solves: of one matrix, for all right-hand sides of the batch at once
+
+    def add_diagonal(self, diag: Tensor) -> LinearOperator:
+        batch = diag.shape[:-1]
+        if diag.numel() > 1 and any(stride for stride, size in zip(diag.stride(), batch, strict=False) if size > 1):
+            return super().add_diagonal(diag)  # not one diagonal over and over
+        one = diag[(0,) * len(batch)] if batch else diag
+        return self.__class__(self.base.add_diagonal(one), repeats=torch.broadcast_shapes(self.repeats, batch))
+
+    def __add__(self, other: Any) -> LinearOperator:
+        return self.add_diagonal(other._diagonal()) if isinstance(other, DiagLinearOperator) else super().__add__(other)
+
+    def _together(self, rhs: Tensor) -> tuple[Tensor, torch.Size]:  # (*batch, N, k) -> (N, batch k)
+        rhs = rhs.unsqueeze(-1) if rhs.dim() == 1 else rhs
+        rhs = rhs.expand(*torch.broadcast_shapes(self.repeats, rhs.shape[:-2]), *rhs.shape[-2:])
+        return rhs.movedim(-2, 0).flatten(1), rhs.shape
+
+    def solve(self, right_tensor: Tensor, left_tensor: Tensor | None = None) -> Tensor:
+        columns, shape = self._together(right_tensor)
+        solution = self.base.solve(columns).unflatten(1, (*shape[:-2], shape[-1])).movedim(0, -2)
+        return solution if left_tensor is None else left_tensor @ solution
+
+    def inv_quad(self, inv_quad_rhs: Tensor, reduce_inv_quad: bool = True) -> Tensor:
+        return self.inv_quad_logdet(inv_quad_rhs, reduce_inv_quad=reduce_inv_quad)[0]
+
+    def inv_quad_logdet(
+        self, inv_quad_rhs: Tensor | None = None, logdet: bool | None = False, reduce_inv_quad: bool | None = True
+    ) -> tuple[Tensor, Tensor]:
+        if inv_quad_rhs is None:
+            return torch.zeros(self.repeats, dtype=self.dtype), self.base.logdet().expand(self.repeats)
+        columns, shape = self._together(inv_quad_rhs)
+        terms, logdet_term = self.base.inv_quad_logdet(columns, logdet, reduce_inv_quad=False)
+        terms = terms.reshape(*shape[:-2], shape[-1])
+        return terms.sum(-1) if reduce_inv_quad else terms, logdet_term.expand(self.repeats) if logdet else logdet_term

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from swing_gp.conjugate_gradients import ConvergenceWarning, conjugate_gradients
 from swing_gp.linear_algebra import frozen_signs
+from swing_gp.operators.broadcast import BroadcastLinearOperator
 from swing_gp.operators.indexing import Indexed
 from swing_gp.shards import is_sharded, refuse_shards, total
 
@@ -47,6 +48,21 @@ class NoisyKernelLinearOperator(Indexed, AddedDiagLinearOperator):
 
     def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
         return self._linear_op.part_of(self, row_index, col_index)
+
+    def _mul_constant(self, other: float | Tensor) -> LinearOperator:
+        if torch.is_tensor(other) and other.numel() > 1:
+            return super()._mul_constant(other)
+        return self._linear_op._mul_constant(other) + DiagLinearOperator(self._diag_tensor._diagonal() * other)
+
+    def _expand_batch(self, batch_shape: torch.Size | list[int]) -> LinearOperator:
+        return BroadcastLinearOperator(self, repeats=torch.Size(batch_shape)) if len(batch_shape) else self
+
+    def _unsqueeze_batch(self, dim: int) -> LinearOperator:
+        return BroadcastLinearOperator(self, repeats=torch.Size((1,)))
+
+    def repeat(self, *sizes: Any) -> LinearOperator:
+        sizes = tuple(sizes[0]) if len(sizes) == 1 else sizes
+        return self._expand_batch(torch.Size(sizes[:-2])) if tuple(sizes[-2:]) == (1, 1) else super().repeat(*sizes)
 
     @property
     def _only_iteratively(self) -> bool:
