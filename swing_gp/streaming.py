@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -25,10 +26,10 @@ from torch import Tensor
 
 from swing_gp.features.streamed import StreamedLandmarks, streamed_sum
 from swing_gp.kernels.base import GraphKernel
-from swing_gp.operators.graph_kernel import kernel_core, kernel_rows
+from swing_gp.operators.graph_kernel import bounded_rows, kernel_core, kernel_rows
 from swing_gp.progress import progress_bar
 from swing_gp.series import Series
-from swing_gp.shards import average_gradients, check_place, count, everywhere, total
+from swing_gp.shards import average_gradients, check_place, count, everywhere, largest_of, total
 from swing_gp.sites import NodeTable
 from swing_gp.structure import ROOM
 
@@ -62,7 +63,20 @@ class StreamedKernel:
         normalized = self.features.graph.normalization is not None
         log_degree = self.features.node_degrees(features).log() if normalized else None
         is_node = torch.full((len(x),), nodes, dtype=torch.bool, device=x.device)
-        return kernel_rows(self.features, self.series, features, log_degree, is_node)
+        factor, diag = kernel_rows(self.features, self.series, features, log_degree, is_node)
+        if self.series.steep and not nodes:
+            factor = bounded_rows(factor, self.core, self.largest)
+        return factor, diag
+
+    @cached_property
+    def largest(self) -> float:
+        """The largest variance that a node has through its features."""
+        with torch.no_grad():
+            variances = []
+            for rows in self.features.chunks(len(self.points)):
+                factor, _ = self.rows(self.points[rows], nodes=True)
+                variances.append((factor.double() @ self.core * factor).sum(-1))
+            return largest_of(torch.cat(variances))
 
     @torch.no_grad()
     def residual(self) -> float:
@@ -255,6 +269,8 @@ class StreamedGP(torch.nn.Module):
         eye = torch.eye(len(core), dtype=core.dtype, device=core.device)
         covariance = torch.linalg.solve(eye + core @ inner, core)
         covariance = 0.5 * (covariance + covariance.mT)
+        if streamed.series.steep:
+            _ = streamed.largest  # by all processes together: later each predicts by itself
         self._posterior = _Posterior(streamed, scale, covariance, covariance @ projected, y, observed)
 
     @torch.no_grad()

@@ -21,6 +21,7 @@ from swing_gp import (
     graph_kernel,
 )
 from swing_gp.operators.diagnostics import exact_kernel_product
+from swing_gp.operators.graph_kernel import bounded_rows
 
 
 def circle(number):
@@ -144,11 +145,25 @@ def test_off_the_graph_it_is_a_covariance_no_larger_than_at_nodes(floor, number)
     lone = float(series(torch.ones(1, dtype=torch.float64)))
     own = min(lone, float(origin + slope)) if floor < 1e-4 else float(origin + slope)
     assert float(covariance[-1, -1]) == pytest.approx(own)
+    if floor < 1e-4:  # at most the largest variance of a node through its features, and the part of its own
+        nodes = kernel.operator()
+        most = float((nodes.diagonal() - nodes.diag).max())
+        own = torch.minimum(series(torch.ones(1, dtype=torch.float64)), origin + slope)
+        assert bool((covariance.diagonal() <= most + own + 1e-9).all())
     streamed = StreamedKernel(StreamedLandmarks(kernel.graph(), landmarks=kernel.operator().features.landmarks), series)
     factor, diag = streamed.rows(new, nodes=False)
     rows = slice(30, 70)
     block = factor @ streamed.core @ factor.mT + torch.diag(diag)
     assert relative(block, covariance[rows, rows]) < 1e-8
+
+
+def test_gradients_of_rows_that_are_scaled_down():
+    generator = torch.Generator().manual_seed(0)
+    factor, root = (torch.randn(4, 4, generator=generator, dtype=torch.float64).requires_grad_() for _ in range(2))
+    most = torch.tensor(20.0, dtype=torch.float64, requires_grad=True)
+    variance = (factor @ root @ root.mT @ factor.mT).diagonal()
+    assert float(variance.min()) < 20 < float(variance.max())  # some are scaled, some are not
+    assert torch.autograd.gradcheck(lambda factor, root, most: bounded_rows(factor, root @ root.mT, most), (factor, root, most))
 
 
 def test_deviations_off_the_graph_are_of_the_size_of_the_targets():

@@ -142,8 +142,8 @@ class LogMaternKernel(GraphKernel):
     r"""The Matérn kernel of the logarithmic Laplacian; see :class:`~swing_gp.LogMatern`.
 
     Made for inputs that are nodes. Off the graph its variance grows where the nodes do not determine the walk, far from all of
-    them to :math:`g(1)`, that of a lone node. Close to the hull of few nodes predictions may swing: the roughest functions on
-    the nodes, with eigenvalues near the floor, do not go on smoothly. A floor of 1e-6 tames them.
+    them to :math:`g(1)`, that of a lone node. At the hull of few nodes the means may swing: the roughest functions on the
+    nodes, with eigenvalues near the floor, do not go on smoothly. A floor of 1e-6 tames them.
 
     :param nu: the smoothness, fixed.
     :param kappa: where the range :math:`\kappa` starts.

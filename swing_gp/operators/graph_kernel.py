@@ -16,6 +16,7 @@ Everything else (maps without a feature matrix, random-walk normalisation) is a 
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -32,10 +33,17 @@ from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 from swing_gp.operators.matrix_free import MatrixFreeLinearOperator
 from swing_gp.operators.polynomial import clenshaw, spectral_radius
 from swing_gp.series import Series
-from swing_gp.shards import largest_of
+from swing_gp.shards import is_sharded, largest_of
 from swing_gp.sites import Sites
 
-__all__ = ["FeatureKernelLinearOperator", "SeriesLinearOperator", "collapsed_kernel", "kernel_core", "kernel_rows"]
+__all__ = [
+    "FeatureKernelLinearOperator",
+    "SeriesLinearOperator",
+    "bounded_rows",
+    "collapsed_kernel",
+    "kernel_core",
+    "kernel_rows",
+]
 
 # Relative error of the square root that samples are drawn with.
 ROOT_TOL = 1e-6
@@ -69,13 +77,23 @@ class FeatureKernelLinearOperator(GraphOperator, LowRankPlusDiagonal):
         What the features leave out is a self-loop at a node, where walks may stay any number of times. A point off the
         graph is only where a walk begins or ends, so there it counts once: :math:`\alpha_0 + \alpha_1 \varepsilon`. A steep
         series leaves that line as soon as it begins (:math:`\alpha_1` is a million at a floor of :math:`10^{-12}`), so there
-        a point has no more for itself than a node with that loop, :math:`g(\varepsilon)`. Either is non-negative and is a
-        part that every point has for itself, so covariances stay positive semi-definite, nodes included.
+        a point has no more for itself than a node with that loop, :math:`g(\varepsilon)`, and no more through its features than
+        the largest of the nodes (see :func:`bounded_rows`). A part of its own that is non-negative and a row of features on
+        any scale keep covariances positive semi-definite, nodes included.
         """
         features = self.features
         assert isinstance(features, DenseFeatures)
         log_degree = None if self.graph.normalization is None else features.extended_log_degree(x)
-        return kernel_rows(features, self.series, features.features(x), log_degree, is_node)
+        factor, diag = kernel_rows(features, self.series, features.features(x), log_degree, is_node)
+        if self.series.steep:
+            factor = torch.where(is_node.unsqueeze(-1), factor, bounded_rows(factor, self.core, self._largest))
+        return factor, diag
+
+    @cached_property
+    def _largest(self) -> Tensor | float:
+        """The largest variance that a node has through its features."""
+        variances = self._diagonal() - self.diag
+        return largest_of(variances) if is_sharded() else variances.max()
 
 
 class SeriesLinearOperator(GraphOperator, MatrixFreeLinearOperator):
@@ -180,6 +198,16 @@ def kernel_rows(
     if scale is not None:
         factor = factor * torch.where(is_node, scale.to(factor), torch.ones_like(scale, dtype=factor.dtype)).unsqueeze(-1)
     return factor, diag.to(factor).expand(len(factor))
+
+
+def bounded_rows(factor: Tensor, core: Tensor, most: Tensor | float) -> Tensor:  # (n, k), (k, k) -> (n, k)
+    """Rows off the graph, scaled down where they have more variance than ``most``, the largest of the nodes.
+
+    The roughest functions on the nodes have eigenvalues near zero, and go on beyond the nodes by a division by them. A steep
+    series does not damp that.
+    """
+    variance = (factor.double() @ core * factor).sum(-1)
+    return factor * (most / variance.clamp_min(torch.finfo(torch.float32).tiny)).clamp_max(1).sqrt().unsqueeze(-1).to(factor)
 
 
 def kernel_core(features: DenseFeatures, series: Series, loop: float) -> Tensor:  # (k, k), float64
