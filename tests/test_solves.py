@@ -140,6 +140,16 @@ def test_samples_of_parts_and_multiples_have_their_variance(kernels):
         assert float(samples.square().mean() / truth.mean()) == pytest.approx(1, abs=0.03)
 
 
+@pytest.mark.parametrize("name", ["walks", "grf"])
+def test_walks_are_sampled_by_their_root(kernels, name):
+    torch.manual_seed(0)
+    variance = kernels[name].diagonal()
+    for made, truth in ((kernels[name], variance), (kernels[name][:900, :900], variance[:900])):
+        samples = made.zero_mean_mvn_samples(400)
+        assert samples.shape == (400, made.shape[-1])
+        assert float(samples.square().mean() / truth.mean()) == pytest.approx(1, abs=0.03)
+
+
 # Matrices that are not symmetric
 
 WALK = ImplicitGraph(cloud(200, 2), Gaussian(0.1), "random_walk")

@@ -61,6 +61,12 @@ class GRFLinearOperator(MatrixFreeLinearOperator):
         rows = torch.repeat_interleave(torch.arange(len(counts), device=values.device), counts)
         return torch.zeros(len(counts), dtype=values.dtype, device=values.device).index_add(0, rows, values.square())
 
+    def zero_mean_mvn_samples(self, num_samples: int) -> Tensor:  # (S, N)
+        self.check_symmetric()
+        values, pattern = self.factors[0]
+        white = torch.randn(pattern.shape[1], num_samples, dtype=self.dtype, device=self.device)
+        return pattern.matmul(values, white).mT  # Xi is a root; Lanczos would find a part of one
+
     def to_scipy(self) -> Any:
         """This operator for people who live in SciPy."""
         return to_scipy(self)

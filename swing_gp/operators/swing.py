@@ -82,6 +82,11 @@ class SwingLinearOperator(GraphOperator, MatrixFreeLinearOperator):
             return self._signature(rhs, adjoint=self.transposed)
         return self._signature(self._signature(rhs, adjoint=True), adjoint=False)
 
+    def zero_mean_mvn_samples(self, num_samples: int) -> Tensor:  # (S, N)
+        self.check_symmetric()
+        white = torch.randn(self.shape[-1], num_samples, dtype=self.dtype, device=self.device)
+        return self._signature(white, adjoint=False).mT  # Phi is a root; Lanczos would find a part of one
+
 
 def swing_kernel(
     features: FeatureMap, series: Series, walks: Walks, *, generator: torch.Generator, tol: float = 1e-4
