@@ -124,6 +124,12 @@ class NeighborFeatures(NodeFeatures):
             found = scipy.sparse.csr_array(found + extra)
         return SparsePattern.from_scipy(found)
 
+    def bind(self, graph: ImplicitGraph) -> NeighborFeatures:
+        other = super().bind(graph)
+        if other is not self and other._norm == self._norm:  # the search knows of the tree, the cut-off and the norm alone
+            other.__dict__.update({name: self.__dict__[name] for name in self.__dict__.keys() & {"pattern", "_recent"}})
+        return other
+
     def redraw(self, edge: EdgeFunction, generator: torch.Generator) -> NeighborFeatures:
         # The cut-off stays where it is: with noise, a node is as likely to win a move at any temperature.
         return self.bind(self.graph.with_edge(edge))
