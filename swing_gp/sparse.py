@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import scipy.sparse
@@ -13,6 +14,9 @@ import torch
 from torch import Tensor
 
 __all__ = ["SparsePattern"]
+
+# Numbers that are gathered at a time for the gradient of the values: few enough to stay in the cache.
+GATHERED = 2**18
 
 
 @dataclass(frozen=True)
@@ -62,11 +66,8 @@ class SparsePattern:
         largest = torch.full_like(like, torch.finfo(like.dtype).min).scatter_reduce(0, rows, log_values.detach(), "amax")
         return torch.zeros_like(like).index_add(0, rows, (log_values - largest[rows]).exp()).log() + largest
 
-    def matmul(self, values: Tensor, rhs: Tensor) -> Tensor:
-        with warnings.catch_warnings():  # torch says once that CSR is in beta
-            warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
-            crow, col = self.crow.to(values.device), self.col.to(values.device)
-            return torch.sparse_csr_tensor(crow, col, values, self.shape, check_invariants=False) @ rhs
+    def matmul(self, values: Tensor, rhs: Tensor) -> Tensor:  # (entries,), (columns, k) -> (rows, k)
+        return _Product.apply(self, values, rhs)
 
     def t_matmul(self, values: Tensor, rhs: Tensor) -> Tensor:
         order, flipped = self._transpose
@@ -79,3 +80,54 @@ class SparsePattern:
             (np.arange(self.num_entries), self.col.numpy(), self.crow.numpy()), shape=self.shape
         ).T.tocsr()
         return torch.from_numpy(numbered.data), SparsePattern.from_scipy(numbered)
+
+
+class _Product(torch.autograd.Function):
+    """A sparse matrix times a dense one. torch's own backward pass makes a dense matrix of the full shape for the values."""
+
+    @staticmethod
+    def forward(ctx: Any, pattern: SparsePattern, values: Tensor, rhs: Tensor) -> Tensor:
+        ctx.pattern = pattern
+        ctx.save_for_backward(values, rhs)
+        with warnings.catch_warnings():  # torch says once that CSR is in beta
+            warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+            crow, col = pattern.crow.to(values.device), pattern.col.to(values.device)
+            return torch.sparse_csr_tensor(crow, col, values, pattern.shape, check_invariants=False) @ rhs
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor | None, Tensor | None]:
+        values, rhs = ctx.saved_tensors
+        _, for_values, for_rhs = ctx.needs_input_grad
+        return (
+            None,
+            _Sampled.apply(ctx.pattern, grad, rhs) if for_values else None,
+            ctx.pattern.t_matmul(values, grad.contiguous()) if for_rhs else None,
+        )
+
+
+class _Sampled(torch.autograd.Function):
+    r"""The entries of :math:`L R^\top` on a pattern: the gradient of the values. Its own gradients are products again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, pattern: SparsePattern, left: Tensor, right: Tensor
+    ) -> Tensor:  # (rows, k), (columns, k) -> (entries,)
+        ctx.pattern = pattern
+        ctx.save_for_backward(left, right)
+        result = torch.empty(pattern.num_entries, dtype=left.dtype, device=left.device)
+        done = 0
+        for rows, cols in pattern.blocks(max(1, GATHERED // max(1, left.shape[-1]))):
+            pairs = left.index_select(0, rows.to(left.device)), right.index_select(0, cols.to(right.device))
+            result[done : done + len(rows)] = torch.einsum("ek,ek->e", *pairs)
+            done += len(rows)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor | None, Tensor | None]:
+        left, right = ctx.saved_tensors
+        _, for_left, for_right = ctx.needs_input_grad
+        return (
+            None,
+            ctx.pattern.matmul(grad, right) if for_left else None,
+            ctx.pattern.t_matmul(grad, left) if for_right else None,
+        )

@@ -228,13 +228,15 @@ ROUTES = {
     "factored walks": {"features": "positive", "num_features": 64, "walks": Walks(2)},
     "redrawn walks": {"features": "positive", "num_features": 64, "walks": Walks(2, groups=2)},
     "pairwise walks": {"features": "pairwise", "walks": Walks(1), "tol": 0.1},
+    "neighbors": {"features": "neighbors"},
+    "neighbors walks": {"features": "neighbors", "walks": Walks(1), "tol": 0.1},
 }
 
 
 def everything(number, options):
     """Build, multiply, differentiate, index, take the diagonal of a block, estimate the error."""
     points = cloud(number, 2, dtype=torch.float32)
-    lengthscale = torch.tensor(0.5, requires_grad=True)
+    lengthscale = torch.tensor(0.01 if options.get("features") == "neighbors" else 0.5, requires_grad=True)
     operator = graph_kernel(ImplicitGraph(points, Gaussian(lengthscale)), Diffusion(1.0), **options)
     v = torch.ones(number, 2)
     (operator @ v).square().sum().backward()

@@ -1,6 +1,7 @@
 """Neighbour lists, hard and soft balls, a user's own edge, and the choice between routes."""
 
 import pytest
+import scipy.sparse
 import scipy.spatial
 import torch
 from clouds import cube, gaussian
@@ -20,7 +21,10 @@ from swing_gp import (
     SpectralEdge,
     Walks,
     graph_kernel,
+    sparse,
 )
+from swing_gp.features import neighbors
+from swing_gp.sparse import SparsePattern
 
 
 def generator(seed=0):
@@ -70,6 +74,46 @@ def test_gradients_on_the_fixed_pattern():
 
     inputs = (points, torch.tensor([0.2, 0.3], dtype=torch.float64), torch.tensor(1.5, dtype=torch.float64))
     assert torch.autograd.gradcheck(function, tuple(value.clone().requires_grad_() for value in inputs), atol=1e-5)
+
+
+def test_sparse_products_have_first_and_second_derivatives(monkeypatch):
+    monkeypatch.setattr(sparse, "GATHERED", 8)  # several blocks
+    dense = (torch.rand(9, 7, generator=generator()) < 0.4).double()
+    dense[4] = 0  # a row without entries
+    pattern = SparsePattern.from_scipy(scipy.sparse.csr_array(dense.numpy()))
+    values = torch.randn(pattern.num_entries, generator=generator(), dtype=torch.float64, requires_grad=True)
+    right, left = (torch.randn(n, 3, generator=generator(n), dtype=torch.float64, requires_grad=True) for n in (7, 9))
+    rows, columns = dense.nonzero(as_tuple=True)
+    matrix = torch.zeros(9, 7, dtype=torch.float64).index_put((rows, columns), values)
+    for ours, truth, other in (
+        (pattern.matmul, matrix @ right, right),
+        (pattern.t_matmul, matrix.mT @ left, left),
+    ):
+        torch.testing.assert_close(ours(values, other), truth)
+        assert torch.autograd.gradcheck(ours, (values, other))
+        assert torch.autograd.gradgradcheck(ours, (values, other))
+
+
+def test_neighbours_are_sought_once(monkeypatch):
+    """Every product rebuilds the map in its backward pass."""
+    searches = []
+
+    def search(*args):
+        searches.append(args)
+        return within(*args)
+
+    within = neighbors._within
+    monkeypatch.setattr(neighbors, "_within", search)
+    lengthscale = torch.tensor(0.05, dtype=torch.float64, requires_grad=True)
+    graph = ImplicitGraph(cloud(100, 2), Gaussian(lengthscale))
+    operator = graph_kernel(graph, Diffusion(1.0), features="neighbors", tol=1e-3)
+    for _ in range(2):
+        (operator @ graph.points).square().sum().backward(retain_graph=True)
+    assert len(searches) == 1
+    # Another norm has other neighbours.
+    box = operator.features.redraw(Ball(0.05, norm="linf"), generator())
+    within_box = torch.cdist(graph.points, graph.points, p=float("inf")) <= 0.05
+    assert int((box.node_weights > 0).sum()) == int(within_box.sum())
 
 
 @pytest.mark.parametrize("temperature", [0.05, 0.5])
