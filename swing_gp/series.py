@@ -122,15 +122,11 @@ class Series(ABC):
 
         c is alpha for one-sided estimates and the modulation for two-sided ones; ``bound`` is a bound b on the spectrum.
         """
-        if self.degree is not None and (sides == 1 or self.modulation_degree is not None):
-            return 1 + (self.degree if sides == 1 else self.modulation_degree)  # type: ignore[operator]
-        name = "series" if sides == 1 else "modulation"
-        radius = self.radius if sides == 1 else self.modulation_radius
-        if bound > radius:
-            raise ValueError(
-                f"The {name} of {self!r} diverges on this graph: it converges for eigenvalues up to {radius:g}, the graph "
-                f"reaches {bound:g}. Use normalization='symmetric', or the collapsed kernel (walks=None)."
-            )
+        degree = self.degree if sides == 1 else self.modulation_degree
+        if degree is not None:
+            return 1 + degree
+        self.check_walks(bound, sides=sides)
+        name = _carried(sides)
 
         @torch.no_grad()
         def terms(number: int) -> Tensor:
@@ -145,6 +141,15 @@ class Series(ABC):
                 "or the collapsed kernel (walks=None), which needs no horizon."
             )
         return int(needed)
+
+    def check_walks(self, bound: float, *, sides: int) -> None:
+        """Refuse walks, of a fixed or a random length, where what they carry diverges; a polynomial never does."""
+        degree, radius = (self.degree, self.radius) if sides == 1 else (self.modulation_degree, self.modulation_radius)
+        if degree is None and bound > radius:
+            raise ValueError(
+                f"The {_carried(sides)} of {self!r} diverges on this graph: it converges for eigenvalues up to {radius:g}, "
+                f"the graph reaches {bound:g}. Use normalization='symmetric', or the collapsed kernel (walks=None)."
+            )
 
     @property
     def modulation_degree(self) -> int | None:
@@ -194,6 +199,11 @@ class Series(ABC):
                 f"{self!r} overflows on this graph, whose eigenvalues reach {reach:.3g}. "
                 "Use normalization='symmetric', or milder parameters."
             )
+
+
+def _carried(sides: int) -> str:
+    """What walks carry, by its name in messages."""
+    return "series" if sides == 1 else "modulation"
 
 
 class Diffusion(Series):

@@ -159,6 +159,7 @@ def _lengths(series: Series, walks: Walks, generator: torch.Generator, tol: floa
     degree = series.degree if walks.sides == 1 else series.modulation_degree
     if walks.halting is None:
         return [series.horizon(tol, bound=bound, sides=walks.sides) - 1] * walks.number
+    series.check_walks(bound, sides=walks.sides)
     uniform = torch.rand(walks.number, dtype=torch.float64, generator=generator, device=generator.device)
     # Failures counted from zero, so that step t is taken with probability (1 - p)^t.
     steps = (uniform.log() / math.log1p(-walks.halting)).floor().to(torch.long).tolist()

@@ -147,10 +147,17 @@ def test_raw_weights_refuse_series_they_would_make_diverge(features, series):
         graph_kernel(graph, series, features=features)
 
 
-def test_raw_walks_refuse_series_they_would_make_diverge():
+@pytest.mark.parametrize("halting", [None, 0.1])
+def test_walks_refuse_series_that_would_diverge(halting):
     graph = ImplicitGraph(cloud(60, 2), Gaussian(0.5), None)
-    with pytest.raises(ValueError, match="diverges on this graph"):
-        graph_kernel(graph, RegularizedLaplacian(1.0), features="pairwise", walks=Walks(2))
+    for sides in (1, 2):
+        with pytest.raises(ValueError, match="diverges on this graph"):
+            graph_kernel(graph, RegularizedLaplacian(1.0), features="pairwise", walks=Walks(2, halting=halting, sides=sides))
+    # On a normalised graph the series is a polynomial, its modulation is not.
+    graph, series = ImplicitGraph(graph.points, graph.edge), RandomWalk(3, 1.2)
+    with pytest.raises(ValueError, match=r"modulation of RandomWalk.* diverges on this graph"):
+        graph_kernel(graph, series, features="pairwise", walks=Walks(2, halting=halting))
+    graph_kernel(graph, series, features="pairwise", walks=Walks(2, halting=halting, sides=1))
 
 
 def test_a_series_that_is_negative_somewhere_is_no_covariance():
