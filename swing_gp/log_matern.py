@@ -55,6 +55,10 @@ class LogMatern(Series):
     modulation_radius = radius
 
     @property
+    def least(self) -> float:  # type: ignore[override]
+        return -0.5 * self.floor  # the logarithm ends at the floor
+
+    @property
     def nonnegative(self) -> tuple[float, float]:
         return (-self.floor, math.inf)
 
@@ -71,7 +75,7 @@ class LogMatern(Series):
         r"""nu, the base of the power at zero, and how far it falls from there, :math:`\log(1 + \lambda/\varepsilon)`."""
         nu, kappa = self.nu.to(eigenvalues), self.kappa.to(eigenvalues)
         start = 2 * nu / kappa.square() + math.log1p(1 / self.floor)
-        return nu, start, torch.log1p(eigenvalues.clamp_min(0) / self.floor)
+        return nu, start, torch.log1p(eigenvalues.clamp_min(self.least) / self.floor)
 
     def __call__(self, eigenvalues: Tensor) -> Tensor:
         nu, start, fall = self._parts(eigenvalues)
@@ -80,7 +84,7 @@ class LogMatern(Series):
     def remainder(self, eigenvalues: Tensor) -> Tensor:
         nu, start, fall = self._parts(eigenvalues)
         slope = nu / (start * self.floor)
-        small = eigenvalues < 1e-9 * self.floor
+        small = eigenvalues.abs() < 1e-9 * self.floor
         safe = torch.where(small, torch.ones_like(eigenvalues), eigenvalues)
         # g(x) / g(0) - 1, without the difference
         growth = torch.expm1(-nu * torch.log1p(-fall / start)) / safe

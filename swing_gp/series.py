@@ -53,10 +53,12 @@ class Series(ABC):
     :ivar degree: the degree where the series is a polynomial, else None.
     :ivar radius: the radius of convergence of the coefficients.
     :ivar nonnegative: the interval of eigenvalues on which g is non-negative, so that K is PSD there.
+    :ivar least: where the closed form begins; above it g is smooth.
     :ivar steep: whether g changes so fast near zero that a small error of the graph is not a small error of the kernel.
     """
 
     degree: int | None = None
+    least: float = -math.inf
     steep: bool = False
 
     @property

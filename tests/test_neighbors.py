@@ -15,9 +15,11 @@ from swing_gp import (
     Gaussian,
     ImplicitGraph,
     Laplace,
+    LogMatern,
     NeighborFeatures,
     PairwiseFeatures,
     RandomWalk,
+    RegularizedLaplacian,
     SpectralEdge,
     Walks,
     graph_kernel,
@@ -53,6 +55,59 @@ def test_the_pattern_is_every_pair_within_the_cut_off_and_nothing_else():
     torch.testing.assert_close(features.evaluate(None, eye), truth)
     torch.testing.assert_close(features.evaluate_adjoint(None, eye), truth.mT)
     torch.testing.assert_close(features.log_degree().exp(), truth.sum(-1))
+
+
+def listed(features):
+    """The matrix of a list, cut off and normalised as it is."""
+    weights = features.evaluate(None, torch.eye(features.graph.num_nodes, dtype=torch.float64))
+    root = weights.sum(-1).rsqrt()
+    return weights if features.graph.normalization is None else root.unsqueeze(-1) * weights * root
+
+
+@pytest.mark.parametrize(
+    ("graph", "options", "series"),
+    [
+        (ImplicitGraph(paper_cloud(800), Gaussian(1.0)), {"cutoff": 2.0}, RegularizedLaplacian(300.0)),
+        (ImplicitGraph(400 * cloud(800, 1), Gaussian(1.0)), {"tol": 1e-2}, RegularizedLaplacian(3000.0)),
+        (ImplicitGraph(400 * cloud(800, 1), Gaussian(1.0), None), {"tol": 1e-2}, Diffusion(10.0)),
+        (ImplicitGraph(400 * cloud(800, 1), Gaussian(1.0)), {"tol": 1e-3}, LogMatern(2.5, 2.0, 1e-2)),
+    ],
+    ids=repr,
+)
+def test_a_list_that_is_cut_off_is_not_psd_and_its_polynomial_knows(graph, options, series):
+    features = NeighborFeatures(graph, **options)
+    eigenvalues, vectors = torch.linalg.eigh(listed(features))
+    assert float(eigenvalues[0]) < -1e-6 * float(eigenvalues[-1])
+    operator = graph_kernel(graph, series, features=features, tol=1e-8)
+    assert relative(operator.to_dense(), (vectors * series(eigenvalues)) @ vectors.mT) < 1e-7
+
+
+@pytest.mark.parametrize("spacing", [0.3, 0.65, 0.98])
+@pytest.mark.parametrize("dim", [1, 2])
+def test_no_eigenvalue_of_a_list_lies_further_below_zero_than_it_says(spacing, dim):
+    line = spacing * torch.arange(200 if dim == 1 else 15, dtype=torch.float64)
+    points = torch.cartesian_prod(*[line] * dim).reshape(-1, dim)
+    for normalization in ("symmetric", None):
+        for shells in (1, 2, 3, 5):
+            # The next shell lies just beyond the cut-off, the worst that can be.
+            features = NeighborFeatures(
+                ImplicitGraph(points, Gaussian(1.0), normalization), cutoff=(shells + 1) * spacing - 1e-6
+            )
+            eigenvalues = torch.linalg.eigvalsh(listed(features))
+            assert -float(eigenvalues[0]) <= (features.deficit + 1e-12) * float(eigenvalues[-1])
+    # Bound to a lengthscale that is longer, the same list leaves out more.
+    longer = features.bind(ImplicitGraph(points, Gaussian(1.5), None))
+    assert longer.deficit > features.deficit
+    assert -float(torch.linalg.eigvalsh(listed(longer))[0]) <= longer.deficit * float(torch.linalg.eigvalsh(listed(longer))[-1])
+
+
+def test_fine_lists_take_no_longer_polynomials():
+    graph, series = ImplicitGraph(paper_cloud(300), Gaussian(1.0)), RegularizedLaplacian(300.0)
+    operator = graph_kernel(graph, series, features="neighbors", tol=1e-6)
+    assert operator.interval[0] < 0
+    assert len(operator.coefficients) <= len(series.chebyshev((0.0, 1.0), 1e-7)) + 1
+    # What is left out has no sign to speak of.
+    graph_kernel(graph, RandomWalk(3, 1.0), features="neighbors", tol=1e-2)
 
 
 def test_points_off_the_graph_see_their_neighbours_or_the_nearest():

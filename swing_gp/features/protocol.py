@@ -71,6 +71,11 @@ class FeatureMap(ABC):
         """What the map leaves out of the diagonal of W, where it knows."""
         return None
 
+    @property
+    def deficit(self) -> float:
+        """How far below zero the map may put eigenvalues of a positive-definite W, as a share of the largest."""
+        return 0.0
+
     def bind(self: Map, graph: ImplicitGraph) -> Map:
         """The same map, with the same draws, on other tensors of the same shapes."""
         if graph is self.graph:

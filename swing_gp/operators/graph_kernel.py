@@ -175,6 +175,7 @@ def collapsed_kernel(features: FeatureMap, series: Series, tol: float | None = N
     matrix = adjacency(features)
     interval = _spectral_interval(matrix)
     series.check_spectrum(interval, psd=graph.normalization != "random_walk")
+    interval = _with_deficit(interval, features, series)
     if tol is None:
         tol = 100 * torch.finfo(graph.points.dtype).eps
     coefficients = series.chebyshev(interval, 0.1 * tol).to(graph.points)
@@ -271,3 +272,9 @@ def _spectral_interval(matrix: AdjacencyLinearOperator) -> tuple[float, float]:
         high = spectral_radius(matrix._apply, matrix.log_degree.unsqueeze(-1), largest)
         low = -high if low < 0 else 0.0
     return low, high
+
+
+def _with_deficit(interval: tuple[float, float], features: FeatureMap, series: Series) -> tuple[float, float]:
+    """The interval with the little that features may put below it: polynomials of sharp series grow fast there."""
+    low, high = interval
+    return min(low, max(low - features.deficit * high, -high, series.least)), high
