@@ -3,6 +3,7 @@ import math
 import numpy as np
 import pytest
 import scipy.sparse
+import scipy.spatial
 import torch
 from oracles import cloud, dense_adjacency, matrix_power_series, relative
 
@@ -125,6 +126,20 @@ def test_bad_input_is_named(matrix, options, message):
     series = options.pop("series", Diffusion(1.0))
     with pytest.raises(ValueError, match=message):
         grf_kernel(matrix, series, **options)
+
+
+def test_directed_graphs_are_refused():
+    points = cloud(40, 2).numpy()
+    _, near = scipy.spatial.cKDTree(points).query(points, 4)
+    nearest = scipy.sparse.csr_array((np.full(near.size, 0.2), near.ravel(), 4 * np.arange(41)), shape=(40, 40))
+    walk = dense_adjacency(ImplicitGraph(cloud(10, 2), Gaussian(0.4), "random_walk"))
+    for matrix in (nearest, torch.from_numpy(nearest.toarray()), walk):
+        with pytest.raises(ValueError, match=r"adjacency must be symmetric.*0\.5 \* \(A \+ A\.T\)"):
+            grf_kernel(matrix, Diffusion(1.0), walks=2)
+    grf_kernel(0.5 * (nearest + nearest.T), Diffusion(1.0), walks=2)
+    # Rounding is no direction.
+    rounded = dense_adjacency(ImplicitGraph(cloud(50, 2, dtype=torch.float32), Gaussian(0.4)))
+    grf_kernel(rounded * (1 + 1e-7 * torch.rand(50, 50, generator=torch.Generator().manual_seed(0))), Diffusion(1.0), walks=2)
 
 
 def test_a_dense_array_is_sent_to_scipy():

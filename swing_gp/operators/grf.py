@@ -26,6 +26,8 @@ __all__ = ["GRFLinearOperator", "grf_kernel"]
 # A walk of this many steps has outlived any halting probability that is worth using.
 MAX_STEPS = 1000
 POWER_STEPS = 100
+# Rounding in float32 leaves a matrix this symmetric, as a share of its largest entry.
+ASYMMETRY = 1e-6
 
 
 class GRFLinearOperator(MatrixFreeLinearOperator):
@@ -85,9 +87,9 @@ def grf_kernel(
 ) -> LinearOperator:
     r"""The kernel :math:`\sum_k \alpha_k A^k` of an explicit graph by graph random features.
 
-    :param adjacency: A, square and non-negative: a SciPy sparse array or a torch tensor (sparse or dense). Normalise it
-        yourself; a walk steps to a neighbour with probability proportional to the row and multiplies its load by the sum of
-        the row over (1 - halting).
+    :param adjacency: A, symmetric and non-negative: a SciPy sparse array or a torch tensor (sparse or dense). Normalise it
+        yourself, symmetrically; a walk steps to a neighbour with probability proportional to the row and multiplies its load
+        by the sum of the row over (1 - halting).
     :param walks: walks per node.
     :param halting: the probability with which a walk ends before each step.
     :param form: ``"same"`` for :math:`\Xi \Xi^\top`, symmetric PSD with a bias of O(1/walks); ``"independent"`` for
@@ -141,6 +143,14 @@ def _as_csr(adjacency: Any) -> scipy.sparse.csr_array:
         raise ValueError(f"adjacency must be a square matrix with at least one node, got shape {matrix.shape}.")
     if not np.isfinite(matrix.data).all() or (matrix.data < 0).any():
         raise ValueError("adjacency must be finite and non-negative: a walk steps with probability proportional to it.")
+    largest = float(matrix.data.max(initial=0.0))
+    gap = float(abs(matrix - matrix.T).max())
+    if gap > ASYMMETRY * largest:
+        raise ValueError(
+            f"adjacency must be symmetric: it differs from its transpose by up to {gap:.3g}, and walks from both sides of a "
+            "directed graph meet in another kernel. Use 0.5 * (A + A.T), as for a graph of k nearest neighbours, and the "
+            "symmetric normalisation D^-1/2 A D^-1/2 in place of D^-1 A."
+        )
     return matrix
 
 
