@@ -151,16 +151,21 @@ def symmetric_function(matrix: Tensor, function: Callable[[Tensor], Tensor], eig
 
 
 def _divided_differences(function: Callable[[Tensor], Tensor], eigenvalues: Tensor, values: Tensor) -> Tensor:
-    gap = eigenvalues.unsqueeze(-1) - eigenvalues.unsqueeze(-2)
-    scale = eigenvalues.abs().amax(-1)[..., None, None].clamp_min(torch.finfo(gap.dtype).tiny)
-    # The midpoint derivative is off by gap^2 h'''/24, the quotient by eps/gap: equal at about eps^(1/3).
-    near = gap.abs() < 1e-5 * scale
-    quotient = (values.unsqueeze(-1) - values.unsqueeze(-2)) / torch.where(near, torch.ones_like(gap), gap)
-    middle = (0.5 * (eigenvalues.unsqueeze(-1) + eigenvalues.unsqueeze(-2)))[near]
     with torch.enable_grad():
-        middle = middle.detach().requires_grad_(True)
-        (slope,) = torch.autograd.grad(function(middle).sum(), middle)
-    return quotient.masked_scatter(near, slope.detach())
+        points = eigenvalues.detach().requires_grad_(True)
+        (slopes,) = torch.autograd.grad(function(points).sum(), points)
+
+    def pairs(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.unsqueeze(-1), x.unsqueeze(-2)
+
+    (one, two), (value, other), (slope, another) = pairs(eigenvalues), pairs(values), pairs(slopes)
+    gap, bend = one - two, slope - another
+    eps, scale = torch.finfo(gap.dtype).eps, eigenvalues.abs().amax(-1)[..., None, None]
+    # The quotient is off by eps h / gap, the mean of the slopes by about (difference of the slopes)^2 / (6 slope): a function
+    # may vary on a scale far below its eigenvalues, so the slopes must say where they are the better of the two.
+    size, steepness = torch.maximum(value.abs(), other.abs()), torch.maximum(slope.abs(), another.abs())
+    near = (gap.abs() <= 1e-5 * scale) & (gap.abs() * bend.square() <= 12 * eps * size * steepness)
+    return torch.where(near, 0.5 * (slope + another), (value - other) / torch.where(near, torch.ones_like(gap), gap))
 
 
 def frozen_signs(number: int, columns: int, dtype: torch.dtype) -> Tensor:

@@ -11,6 +11,7 @@ from swing_gp import (
     ImplicitGraph,
     LandmarkFeatures,
     Laplace,
+    LogMatern,
     Matern,
     PairwiseFeatures,
     PositiveFeatures,
@@ -135,6 +136,40 @@ def test_functions_of_matrices_with_repeated_eigenvalues():
     direct = (left * torch.matrix_exp(time * 0.5 * (matrix + matrix.mT))).sum()
     for ours, truth in zip(gradients, torch.autograd.grad(direct, (matrix, time)), strict=True):
         torch.testing.assert_close(ours, truth, rtol=1e-8, atol=1e-9)
+
+
+def test_functions_that_vary_far_below_the_largest_eigenvalue():
+    """Divided differences gave way to slopes in the middle between eigenvalues of 1e-6 and 1e-12."""
+    floor = 1e-12
+    basis = torch.linalg.qr(torch.randn(12, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))).Q
+    values = torch.cat([torch.logspace(-13, 0, 10), torch.tensor([0.0, 1e-6 * (1 + 1e-10)])]).double()
+    left = torch.randn(12, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    matrix = torch.zeros(12, 12, dtype=torch.float64, requires_grad=True)
+    result = symmetric_function(matrix, lambda x: torch.log(x + floor), (values, basis))
+    (ours,) = torch.autograd.grad((left * result).sum(), matrix)
+    one, two = values.unsqueeze(-1), values.unsqueeze(-2)
+    gap = torch.where(one == two, torch.ones_like(one), one - two)
+    divided = torch.where(one == two, 1 / (one + floor), torch.log1p((one - two) / (two + floor)) / gap)
+    truth = divided * (basis.mT @ left @ basis)
+    assert ((basis.mT @ ours @ basis - truth).abs() <= 1e-5 * truth.abs() + 1e-14 * float(truth.abs().max())).all()
+
+
+@pytest.mark.parametrize("lengthscale", [0.3, 1.0])
+@pytest.mark.parametrize("nu", [1.0, 3.0])
+def test_lengthscales_of_steep_series(lengthscale, nu):
+    points = cloud(60, 2)
+    weights = torch.randn(60, 60, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def value(lengthscale):
+        graph = ImplicitGraph(points, Gaussian(lengthscale))
+        features = LandmarkFeatures(graph, landmarks=torch.arange(60))
+        return (weights * graph_kernel(graph, LogMatern(nu, 3.0), features=features).to_dense()).sum()
+
+    at, step = torch.tensor(lengthscale, dtype=torch.float64, requires_grad=True), 2e-3 * lengthscale
+    (ours,) = torch.autograd.grad(value(at), at)
+    with torch.no_grad():
+        truth = (value(at + step) - value(at - step)) / (2 * step)
+    assert float(ours) == pytest.approx(float(truth), rel=0.01)  # steep in rounding errors, too
 
 
 def test_gram_matrices_are_float64_with_float32_gradients():
