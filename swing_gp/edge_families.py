@@ -17,6 +17,7 @@ import scipy.interpolate
 import scipy.special
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from swing_gp.edges import EdgeFunction
 from swing_gp.validation import as_number, as_parameter, check_choice
@@ -157,6 +158,7 @@ class _LogOfKnown(torch.autograd.Function):
         return torch.as_tensor(np.where(seen, np.log(safe), -math.inf)).to(x)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         return grad * ctx.saved_tensors[0], None, None
 
@@ -171,6 +173,7 @@ class _BesselJ1(torch.autograd.Function):
         return value
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         x, value = ctx.saved_tensors
         return grad * (torch.as_tensor(scipy.special.j0(x.cpu().numpy())).to(x) - value / x)

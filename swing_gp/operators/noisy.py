@@ -166,6 +166,7 @@ class _Solve(torch.autograd.Function):
         return solution
 
     @staticmethod
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         (solution,) = ctx.saved_tensors
         left = ctx.noisy._solve(grad, ctx.noisy._preconditioner()[0])
