@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 
 import gpytorch
+import numpy as np
 import pytest
 import scipy.special
 import torch
@@ -228,9 +229,14 @@ def test_indices_are_those_of_torch(route):
     operator = graph_kernel(ImplicitGraph(SMALL, Gaussian(0.3)), Diffusion(1.0), features=route)
     dense = operator.to_dense()
     mask = torch.arange(12) % 3 == 1
-    for index in (-1, mask, slice(3, 3), [1, 2], (-1, -2), (mask, -1), (slice(None), mask), (Ellipsis, -1), (mask, mask)):
+    for index in (
+        *(-1, mask, slice(3, 3), [1, 2], (-1, -2), (mask, -1), (slice(None), mask), (Ellipsis, -1), (mask, mask)),
+        *(np.array([0, -1]), mask.numpy(), range(3), (slice(None), range(2)), [], np.int64(3), ((1, 2), np.array([0, 5]))),
+    ):
         ours = operator[index]
-        torch.testing.assert_close(ours if torch.is_tensor(ours) else ours.to_dense(), dense[index])
+        index = tuple(list(item) if isinstance(item, range) else item for item in index) if isinstance(index, tuple) else index
+        truth = dense[list(index) if isinstance(index, range) else index]
+        torch.testing.assert_close(ours if torch.is_tensor(ours) else ours.to_dense(), truth)
     torch.testing.assert_close(operator[mask][:, -3:][-1], dense[mask][:, -3:][-1])
     torch.testing.assert_close(operator[mask][:, mask].diagonal(), dense.diagonal()[mask])
     # A node by its number from the front and from the back is one node.
@@ -244,6 +250,10 @@ def test_indices_are_those_of_torch(route):
         (torch.tensor([12]), "ids must lie"),
         (mask[:5], "a mask must have 12"),
         ((0, 0, 0), "too many"),
+        (None, "unsqueeze"),
+        ((slice(None), None), "unsqueeze"),
+        (np.array([0.5]), "an index must be"),
+        ("a", "an index must be"),
     ):
         with pytest.raises(IndexError, match=message):
             operator[index]

@@ -1,6 +1,7 @@
 """Entries, rows and columns of operators, picked the way torch does it.
 
-``linear_operator`` knows slices, tensors of ids and non-negative numbers. Here ``K[-1]`` and ``K[mask]`` work too.
+``linear_operator`` knows slices, tensors of ids and non-negative numbers. Here ``K[-1]``, ``K[mask]`` and ids as arrays, lists
+or ranges work too.
 
 >>> import torch
 >>> from swing_gp import Diffusion, Gaussian, ImplicitGraph, graph_kernel
@@ -12,9 +13,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from numbers import Integral
 from typing import Any
 
+import numpy as np
 import torch
 from linear_operator.operators import LinearOperator
 from torch import Tensor
@@ -27,6 +30,8 @@ class Indexed(LinearOperator):
 
     def __getitem__(self, index: Any) -> LinearOperator | Tensor:
         index = index if isinstance(index, tuple) else (index,)
+        if any(item is None for item in index):
+            raise IndexError("None makes a new dimension, which an operator gets by unsqueeze: use K.unsqueeze(0).")
         filled = next((place for place, item in enumerate(index) if item is Ellipsis), len(index))
         missing = self.dim() - len(index) + (filled < len(index))
         if missing < 0:
@@ -37,16 +42,20 @@ class Indexed(LinearOperator):
 
 def _plain(index: Any, size: int) -> Any:
     """An index in the forms that linear_operator knows: slices, numbers and ids from zero up."""
-    if isinstance(index, list):
-        index = torch.tensor(index)
+    if isinstance(index, (Sequence, np.ndarray)) and not isinstance(index, str):
+        index = torch.as_tensor(np.asarray(index))
+        if index.numel() == 0:  # of no type that means anything
+            index = index.long()
     if torch.is_tensor(index) and index.dim() == 0:
         index = index.item()
     if isinstance(index, Integral):
         if not -size <= int(index) < size:
             raise IndexError(f"index {index} is out of range for a dimension of size {size}.")
         return int(index) % size
-    if not torch.is_tensor(index):
+    if isinstance(index, slice):
         return index
+    if not torch.is_tensor(index) or index.is_floating_point() or index.is_complex():
+        raise IndexError(f"an index must be a number, a slice, a mask or node ids, got {index!r}.")
     if index.dtype == torch.bool:
         if index.shape != (size,):
             raise IndexError(f"a mask must have {size} entries, got shape {tuple(index.shape)}.")
