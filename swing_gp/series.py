@@ -329,8 +329,15 @@ class RandomWalk(_Binomial):
 
     def coefficients(self, number: int) -> Tensor:
         rest = (self.laziness - 1).to(torch.float64)
-        terms = [math.comb(self.steps, k) * rest.pow(self.steps - k) for k in range(min(number, self.steps + 1))]
+        terms = [self._term(rest, k) for k in range(min(number, self.steps + 1))]
         return torch.stack(terms + [rest.new_zeros(())] * (number - len(terms)))
+
+    def _term(self, rest: Tensor, k: int) -> Tensor:
+        ways, power = math.comb(self.steps, k), self.steps - k
+        if ways < 2**53:
+            return ways * rest.pow(power)
+        # More ways than a float may hold, and a power that may underflow; their product need do neither.
+        return (math.exp(math.log(ways) / power) * rest).pow(power)
 
     def modulation(self, number: int) -> Tensor:
         if self.laziness.item() <= 1:

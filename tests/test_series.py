@@ -1,8 +1,9 @@
 import math
+from fractions import Fraction
 
 import pytest
 import torch
-from oracles import cloud, dense_adjacency, matrix_power_series
+from oracles import cloud, dense_adjacency, matrix_power_series, relative
 
 from swing_gp import (
     Diffusion,
@@ -13,6 +14,7 @@ from swing_gp import (
     PowerSeries,
     RandomWalk,
     RegularizedLaplacian,
+    graph_kernel,
 )
 
 SERIES = [
@@ -130,6 +132,19 @@ def test_slow_modulations_are_refused_by_the_length_of_their_horizon():
     with pytest.raises(ValueError, match="horizon of about"):
         RandomWalk(3, 2.0).horizon(1e-6, sides=2)
     assert InverseCosine().horizon(1e-4, sides=1) < 10
+
+
+def test_walks_of_more_ways_than_a_float_holds():
+    """comb(1100, 550) overflows, and comb(70, 35) is no 64-bit integer."""
+    for steps, laziness in ((1100, 1.0), (1100, 1.3), (70, 2.0)):
+        series = RandomWalk(steps, laziness)
+        rest, ours = Fraction(laziness - 1), series.coefficients(steps + 1)
+        truth = [float(math.comb(steps, k) * rest ** (steps - k)) for k in range(steps + 1)]
+        torch.testing.assert_close(ours, torch.tensor(truth, dtype=torch.float64), rtol=1e-11, atol=1e-280)
+    graph = ImplicitGraph(cloud(30, 2), Gaussian(0.3))
+    truth = torch.linalg.matrix_power(dense_adjacency(graph), 1100)
+    for features in ("landmarks", "pairwise"):
+        assert relative(graph_kernel(graph, RandomWalk(1100, 1.0), features=features).to_dense(), truth) < 1e-9
 
 
 def test_divergent_modulation_and_missing_modulation_are_refused():
