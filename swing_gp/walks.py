@@ -73,6 +73,8 @@ class Walks:
             raise ValueError(f"groups must not exceed number = {self.number}, got {self.groups}.")
         if self.halting is not None:
             check_interval("halting", self.halting, 0, 1)
+        if self.spread_edge is not None and not isinstance(self.spread_edge, EdgeFunction):
+            raise TypeError(f"spread_edge must be an EdgeFunction such as Gaussian(1.0), got {self.spread_edge!r}.")
         if self.spread_edge is not None and self.deposit != "spread":
             raise ValueError("spread_edge is used by deposit='spread' only; leave it out, or set deposit='spread'.")
 

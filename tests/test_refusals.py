@@ -106,6 +106,8 @@ REFUSED = [
     (lambda seed: graph_kernel(GRAPH, Diffusion(1.0), seed=seed), "seed", [None, 1.5, "a", True, 2**70, -(2**70)]),
     (lambda tol: FourierGrid(GRAPH, tol), "tol", [*NOT_INSIDE, None]),
     (lambda most: FourierGrid(GRAPH, max_modes=most), "max_modes", [*NOT_A_COUNT, None]),
+    (lambda x: FourierGrid(GRAPH, room=x), "room", [-1.0, 0.1, float("nan"), float("inf"), "x", None]),
+    (lambda x: FourierGrid(GRAPH, margin=x), "margin", [-1.0, float("nan"), float("inf"), "a", None]),
     (lambda tol: NeighborFeatures(GRAPH, tol), "tol", [*NOT_INSIDE, None]),
     (lambda cutoff: NeighborFeatures(GRAPH, cutoff=cutoff), "cutoff", [0, -1, float("nan"), "x", []]),
     (
@@ -119,6 +121,7 @@ REFUSED = [
     (lambda x: Walks(2, halting=x), "halting", [0, 1, -1, 2, float("nan"), "x"]),
     (lambda x: Walks(2, groups=x), "groups", [*NOT_A_COUNT, None]),
     (lambda x: Walks(2, sides=x), "sides", [0, 3, "x", None]),
+    (lambda x: Walks(2, deposit="spread", spread_edge=x), "spread_edge", ["gaussian", 0.3, Gaussian]),
     (lambda x: solve(x, POINTS[:, 0], 0.1), "operator", [None, POINTS, "x"]),
     (
         lambda x: solve(OPERATOR, x, 0.1),

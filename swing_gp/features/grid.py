@@ -22,7 +22,7 @@ from swing_gp.graph import ImplicitGraph
 from swing_gp.nufft import PointTransform
 from swing_gp.recent import Recent
 from swing_gp.shards import extremes, largest_of, total
-from swing_gp.validation import check_count, check_interval
+from swing_gp.validation import as_number, check_count, check_interval
 
 __all__ = ["FourierGrid", "GridFeatures"]
 
@@ -88,6 +88,10 @@ class FourierGrid(FeatureMap):
     ) -> None:
         self.tol, self.max_modes, self.room, self.margin = check_interval("tol", tol, 0, 1), max_modes, room, margin
         check_count("max_modes", max_modes)
+        if not 1 <= as_number("room", room) < math.inf:
+            raise ValueError(f"room must be at least 1 (for one lengthscale) and finite, got {room!r}.")
+        if not 0 <= as_number("margin", margin) < math.inf:
+            raise ValueError(f"margin must be non-negative and finite, got {margin!r}.")
         if graph.dim > 3:
             raise ValueError(
                 f"FourierGrid takes points in 1, 2 or 3 dimensions, got {graph.dim}: its modes grow as their power. Use "
