@@ -259,6 +259,7 @@ def test_a_soft_ball_has_a_differentiable_spectrum():
         ),
         (lambda: graph_kernel(ImplicitGraph(cloud(9, 2), Ball(0.3)), Diffusion(1.0), features="fourier"), "both signs"),
         (lambda: Ball(0.3, 0.1).tempered(0.5), "soft ball has no tempered copy"),
+        (lambda: Ball(0.3, 0.1).spectral_density(torch.ones(2, 4)), "in 1, 2 and 3 dimensions, got 4"),
         (lambda: SpectralEdge(lambda w: -w, dim=2), "density must be finite and non-negative"),
         (lambda: SpectralEdge(lambda w: 1 / (1 + w), dim=2), "does not fall off fast enough"),
     ],
