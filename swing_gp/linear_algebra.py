@@ -168,7 +168,7 @@ def _divided_differences(function: Callable[[Tensor], Tensor], eigenvalues: Tens
     return torch.where(near, 0.5 * (slope + another), (value - other) / torch.where(near, torch.ones_like(gap), gap))
 
 
-def frozen_signs(number: int, columns: int, dtype: torch.dtype) -> Tensor:
-    """Random signs, the same at every call."""
+def frozen_signs(number: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Random signs, the same at every call and on every device."""
     generator = torch.Generator().manual_seed(0)
-    return torch.randint(0, 2, (number, columns), generator=generator).to(dtype).mul_(2).sub_(1)
+    return torch.randint(0, 2, (number, columns), generator=generator).to(device, dtype).mul_(2).sub_(1)

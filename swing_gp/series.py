@@ -133,7 +133,7 @@ class Series(ABC):
         @torch.no_grad()
         def terms(number: int) -> Tensor:
             values = self.coefficients(number) if sides == 1 else self.modulation(number)
-            return values.abs() * bound ** torch.arange(number, dtype=torch.float64)
+            return values.abs() * bound ** torch.arange(number, dtype=torch.float64, device=values.device)
 
         needed = truncation(terms, tol, MAX_HORIZON)
         if needed > MAX_HORIZON:

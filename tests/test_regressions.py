@@ -33,6 +33,7 @@ from swing_gp import (
     graph_kernel,
     solve,
 )
+from swing_gp.linear_algebra import frozen_signs
 from swing_gp.operators import noisy
 from swing_gp.operators.grid_kernel import grid_kernel
 
@@ -386,3 +387,10 @@ def test_second_derivatives_that_are_not_known_are_refused(kind, monkeypatch):
     (slope,) = torch.autograd.grad(value, scale, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         slope.backward()
+
+
+def test_signs_are_made_on_the_device_of_the_operator():
+    assert frozen_signs(4, 2, torch.float32, torch.device("meta")).device.type == "meta"
+    signs = frozen_signs(100, 2, torch.float32, torch.device("cpu"))
+    assert torch.equal(signs, frozen_signs(100, 2, torch.float32, torch.device("cpu")))
+    assert set(signs.unique().tolist()) == {-1.0, 1.0}

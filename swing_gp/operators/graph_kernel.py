@@ -67,9 +67,10 @@ class FeatureKernelLinearOperator(GraphOperator, LowRankPlusDiagonal):
         """Factor and diagonal at any inputs."""
         if not sites.on_graph:
             return self._rows(sites.points, sites.nodes >= 0)
-        if sites.nodes.numel() == self.shape[-1] and torch.equal(sites.nodes, torch.arange(self.shape[-1])):
+        nodes = sites.nodes
+        if nodes.numel() == self.shape[-1] and torch.equal(nodes, torch.arange(self.shape[-1], device=nodes.device)):
             return self.factor, self.diag
-        return self.factor[sites.nodes], self.diag[sites.nodes] if self.diag.shape[-1] > 1 else self.diag
+        return self.factor[nodes], self.diag[nodes] if self.diag.shape[-1] > 1 else self.diag
 
     def _rows(self, x: Tensor, is_node: Tensor) -> tuple[Tensor, Tensor]:  # (n, d), (n,) -> (n, k), (n,)
         r"""Factor and diagonal at any points, on or off the graph, with the extended degree.

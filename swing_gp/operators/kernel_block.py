@@ -130,7 +130,7 @@ class KernelBlock(MatrixFreeLinearOperator):
 
     def _estimated_diagonal(self) -> Tensor:
         """The diagonal off the graph: the landmarks' and an unbiased estimate of what they leave, or that of samples."""
-        signs = frozen_signs(self.shape[-1], PROBES, self.dtype)
+        signs = frozen_signs(self.shape[-1], PROBES, self.dtype, self.device)
         close = self.close() if self.control.exists else None
         sample = (lambda number: self.zero_mean_mvn_samples(number).mT) if self.has_root else None
         return estimated_variances(signs, self._apply(signs), close, sample)[0]

@@ -125,7 +125,7 @@ class NoisyKernelLinearOperator(Indexed, AddedDiagLinearOperator):
             def action(v: Tensor) -> Tensor:
                 return half.mT @ self._matmul(half @ v)
 
-        signs = frozen_signs(self.shape[-1], samples, self.dtype)
+        signs = frozen_signs(self.shape[-1], samples, self.dtype, self.device)
         steps = min(LANCZOS_STEPS, self.shape[-1])
         _, tridiagonal = lanczos_tridiag(action, steps, self.dtype, self.device, self.shape, init_vecs=signs)
         values, vectors = torch.linalg.eigh(tridiagonal.double())

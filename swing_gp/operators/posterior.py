@@ -75,7 +75,7 @@ class PosteriorCovariance(MatrixFreeLinearOperator):
         return variances, torch.zeros_like(variances)
 
     def _estimated(self) -> tuple[Tensor, Tensor]:
-        signs = frozen_signs(self.shape[-1], PROBES, self.dtype)
+        signs = frozen_signs(self.shape[-1], PROBES, self.dtype, self.device)
         close = self._landmark_posterior() if self.test.control.exists else None
         drawn = self.test.has_root and self.noisy._linear_op.has_root
         sample = (lambda number: self.zero_mean_mvn_samples(number).mT) if drawn else None

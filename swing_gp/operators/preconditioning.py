@@ -62,7 +62,7 @@ class LandmarkControl:
         of what the landmarks leave, not of K.
         """
         refuse_shards("An estimate of the diagonal", "use features='landmarks', where it is a closed form")
-        signs = frozen_signs(self.graph.num_nodes, PROBES, operator.dtype)
+        signs = frozen_signs(self.graph.num_nodes, PROBES, operator.dtype, operator.device)
         close = self.kernel if self.exists else None
         drawn = self.graph.normalization != "random_walk"
         sample = (lambda number: operator.zero_mean_mvn_samples(number).mT) if drawn else None
@@ -74,7 +74,8 @@ class LandmarkControl:
         if self._distance is None:
             with torch.no_grad():
                 generator = torch.Generator().manual_seed(0)
-                v = torch.randn(self.graph.num_nodes, 1, generator=generator, dtype=torch.float64).to(operator.dtype)
+                v = torch.randn(self.graph.num_nodes, 1, generator=generator, dtype=torch.float64)
+                v = v.to(operator.device, operator.dtype)
                 norm = 0.0
                 for _ in range(POWER_STEPS):
                     v = v / _norm(v)

@@ -23,5 +23,5 @@ def mean_variance(operator: LinearOperator) -> Tensor:  # scalar
     if isinstance(operator, LowRankPlusDiagonal):
         return total(operator.diagonal().sum(), "mean variance") / count(operator.shape[-1])
     refuse_shards("An estimate of the mean variance", "use features='landmarks', or normalize=False")
-    signs = frozen_signs(operator.shape[-1], PROBES, operator.dtype)
+    signs = frozen_signs(operator.shape[-1], PROBES, operator.dtype, operator.device)
     return (signs * operator._matmul(signs)).mean()
