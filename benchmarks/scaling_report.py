@@ -167,7 +167,7 @@ def plot_headline(rows: list[Row], path: Path) -> None:
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
     axes[1].set_ylim(0.1, 10)
-    axes[0].legend(frameon=False, loc="center right")
+    axes[0].legend(frameon=False, loc="upper right")
     save_figure(figure, path, dpi=100)
 
 
