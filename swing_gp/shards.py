@@ -246,8 +246,10 @@ def place_of_nodes() -> tuple[int, int] | None:
 def check_place(made_at: tuple[int, int] | None, what: str) -> None:
     """Refuse what was made of other shards than those in force: its sums would leave out nodes, or wait for nobody."""
     if made_at != place_of_nodes():
-        one, other = ("outside", "inside") if made_at is None else ("inside", "outside" if _current is None else "another")
-        raise ValueError(f"{what} was made {one} sharded() and is used {other} of it: make and use it in the same context.")
+        story = "inside sharded() for other shards"
+        if made_at is None or _current is None:
+            story = "outside sharded() and is used inside" if made_at is None else "inside sharded() and is used outside"
+        raise ValueError(f"{what} was made {story}: make and use it in the same context.")
 
 
 def refuse_shards(what: str, remedy: str = "leave sharded(), with a graph of all nodes or of some of them") -> None:
