@@ -55,7 +55,7 @@ class MatrixFreeLinearOperator(TakesNoise, Indexed):
 
     @staticmethod
     def part_of(operator: LinearOperator, row_index: Any, col_index: Any) -> LinearOperator:
-        """For operators that are made of matrix-free ones: their rows and columns, as of :func:`submatrix`."""
+        """For operators that are made of matrix-free ones: their rows and columns, which can be indexed again."""
         return submatrix(operator, row_index, col_index)
 
     def _columns(self, index: Tensor) -> Tensor:  # (n,) -> (N, n)
