@@ -22,6 +22,7 @@ Only the diagonal :math:`\lambda \Delta_{ii} / \kappa_{ii}`, a bonus on the atte
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any, TypeVar
 
 import torch
@@ -51,7 +52,7 @@ def patch_grid(height: int, width: int) -> Tensor:  # (height * width, 2)
     return torch.cartesian_prod(rows, columns).to(torch.get_default_dtype())
 
 
-class _Mask(torch.nn.Module):
+class _Mask(torch.nn.Module, ABC):
     """What both forms share: the strengths, the tokens, and the kernel of a grid."""
 
     _features = "auto"
@@ -101,8 +102,9 @@ class _Mask(torch.nn.Module):
         operator = graph_kernel(graph, series, **{"features": cls._features, **options})
         return cls(operator, num_heads, num_prefix_tokens=num_prefix_tokens, strength=strength)
 
+    @abstractmethod
     def _freeze(self, operator: LinearOperator) -> None:
-        raise NotImplementedError
+        """Keep what is needed of the kernel, as buffers."""
 
     def _check_tokens(self, query: Tensor, key: Tensor) -> None:
         for name, tokens in (("query", query), ("key", key)):
