@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from benchmarks.reporting import options, write_report
 from swing_gp import Diffusion, Gaussian, ImplicitGraph, graph_kernel
-from swing_gp.conjugate_gradients import conjugate_gradients
+from swing_gp.linalg.conjugate_gradients import conjugate_gradients
 
 RESIDUAL = 1e-6
 MOST_STEPS = 500

@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.normals_data import knotted_tube, terrain
-from swing_gp.cli import main as swing_gp
-from swing_gp.meshes import Mesh, save_ply, vertex_normals
-from swing_gp.tables import save_table
+from swing_gp.cli.main import main as swing_gp
+from swing_gp.io.meshes import Mesh, save_ply, vertex_normals
+from swing_gp.io.tables import save_table
 
 
 def save(mesh: Mesh, folder: Path) -> Path:

@@ -38,8 +38,8 @@ from swing_gp import (
     StreamedLandmarks,
     graph_kernel,
 )
-from swing_gp.distributed import Shards, load_shard, sharded
-from swing_gp.memory import peak_gigabytes
+from swing_gp.parallel.files import Shards, load_shard, sharded
+from swing_gp.utils.memory import peak_gigabytes
 
 WORLDS = (1, 2, 4)
 PER_RANK, QUICK_PER_RANK = 500_000, 20_000

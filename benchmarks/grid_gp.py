@@ -18,8 +18,8 @@ from tqdm import tqdm
 
 from benchmarks.reporting import options, write_report
 from swing_gp import DiffusionKernel
-from swing_gp.conjugate_gradients import conjugate_gradients
-from swing_gp.memory import peak_gigabytes
+from swing_gp.linalg.conjugate_gradients import conjugate_gradients
+from swing_gp.utils.memory import peak_gigabytes
 
 
 class Model(gpytorch.models.ExactGP):

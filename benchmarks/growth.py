@@ -25,7 +25,7 @@ ROUTES = {
 
 SCRIPT = """
 import json, time, torch
-from swing_gp.memory import peak_gigabytes
+from swing_gp.utils.memory import peak_gigabytes
 from swing_gp import Diffusion, Gaussian, ImplicitGraph, Walks, graph_kernel
 torch.set_num_threads(2)
 def run(number):

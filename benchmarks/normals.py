@@ -24,9 +24,9 @@ from benchmarks.normals_data import meshes, terrain
 from benchmarks.normals_methods import BLOCKS, METHODS, WALKED, Task, TooLarge, cosine
 from benchmarks.normals_report import PAPER, report
 from benchmarks.reporting import ResultsFile, isolated, machine_info
-from swing_gp.commands.normals import split
-from swing_gp.memory import peak_gigabytes
-from swing_gp.meshes import Mesh, vertex_normals
+from swing_gp.cli.normals import split
+from swing_gp.io.meshes import Mesh, vertex_normals
+from swing_gp.utils.memory import peak_gigabytes
 
 MASK = 0.8
 # Scored over all masks up to here, over three above; larger meshes are scored once, while timed.

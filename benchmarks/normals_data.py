@@ -7,7 +7,7 @@ from pathlib import Path
 import matplotlib.cbook
 import numpy as np
 
-from swing_gp.meshes import Mesh, load_mesh
+from swing_gp.io.meshes import Mesh, load_mesh
 
 __all__ = ["knotted_tube", "meshes", "terrain"]
 

@@ -33,11 +33,11 @@ from swing_gp import (
     grf_kernel,
     interpolate,
 )
-from swing_gp.commands.normals import nearest_known
+from swing_gp.cli.normals import nearest_known
 from swing_gp.features.neighbors import list_cutoff
-from swing_gp.interpolation import TOL_OF_SUMS
-from swing_gp.selection import NEIGHBOR, Selection, select
-from swing_gp.spacing import neighbor_distance
+from swing_gp.graphs.spacing import neighbor_distance
+from swing_gp.models.interpolation import TOL_OF_SUMS
+from swing_gp.models.selection import NEIGHBOR, Selection, select
 
 __all__ = ["BLOCKS", "METHODS", "WALKED", "Task", "TooLarge", "cosine"]
 

@@ -31,8 +31,8 @@ from benchmarks.peers_products import normalized
 from benchmarks.regression_data import Problem
 from benchmarks.regression_models import Exact, fourier, rbf
 from swing_gp import DiffusionKernel, Gaussian, GraphGPRegressor
-from swing_gp.memory import peak_gigabytes
-from swing_gp.spacing import neighbor_distance
+from swing_gp.graphs.spacing import neighbor_distance
+from swing_gp.utils.memory import peak_gigabytes
 
 __all__ = ["MODELS", "REFERENCE", "measure_regression"]
 

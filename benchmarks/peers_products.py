@@ -30,7 +30,7 @@ from benchmarks.scaling_runs import (
     tightest_kernel,
 )
 from swing_gp import Ball, Diffusion, ImplicitGraph, NeighborFeatures, graph_kernel, grf_kernel
-from swing_gp.memory import peak_gigabytes
+from swing_gp.utils.memory import peak_gigabytes
 
 __all__ = ["CLOUDS", "METHODS", "GraphCase", "measure_product", "truth"]
 

@@ -23,8 +23,8 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from swing_gp import pictures
-from swing_gp.files import whole_file
+from swing_gp.io import pictures
+from swing_gp.utils.files import whole_file
 
 __all__ = [
     "ResultsFile",

@@ -20,7 +20,7 @@ from gpytorch.distributions import MultivariateNormal
 
 from benchmarks.reporting import isolated, options, write_report
 from swing_gp import Diffusion, DiffusionKernel, Gaussian, ImplicitGraph, PairwiseFeatures, graph_kernel
-from swing_gp.memory import peak_gigabytes
+from swing_gp.utils.memory import peak_gigabytes
 
 FEATURES = 256
 

@@ -39,8 +39,8 @@ from tqdm import tqdm
 from benchmarks.reporting import machine_info, markdown_table, options, save_figure, write_atomically
 from benchmarks.vit_model import ViT
 from swing_gp import Diffusion, Gaussian, ImplicitGraph, PairwiseFeatures, Walks, adjacency, graph_kernel, grf_kernel
-from swing_gp.attention import GraphMask, LowRankGraphMask, patch_grid
-from swing_gp.memory import peak_gigabytes
+from swing_gp.models.attention import GraphMask, LowRankGraphMask, patch_grid
+from swing_gp.utils.memory import peak_gigabytes
 
 SIDE, CLASSES, TEST, VALIDATION = 8, 10, 500, 297
 WIDTH, DEPTH, HEADS, BATCH = 32, 3, 4, 50

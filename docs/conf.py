@@ -17,8 +17,9 @@ ROOT = HERE.parent
 sys.path.insert(0, str(ROOT))
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+from swing_gp.cli.main.main import _parser
+
 import swing_gp
-from swing_gp.cli import _parser
 
 project = "swing_gp"
 copyright = "the authors of swing_gp"

@@ -4,10 +4,6 @@ A user has points and a rule for how strongly two points are linked. swing_gp gi
 ``linear_operator.LinearOperator``, at a cost linear in the number of points and without its N x N matrix.
 """
 
-from swing_gp.choice import Choice
-from swing_gp.conjugate_gradients import ConvergenceWarning
-from swing_gp.edge_families import Ball, SpectralEdge
-from swing_gp.edges import EdgeFunction, Gaussian, Laplace
 from swing_gp.features import (
     AccuracyWarning,
     DenseFeatures,
@@ -21,10 +17,8 @@ from swing_gp.features import (
     PositiveFeatures,
     StreamedLandmarks,
 )
-from swing_gp.front import graph_kernel
-from swing_gp.graph import ImplicitGraph
-from swing_gp.interpolation import Interpolation, interpolate
-from swing_gp.kernels import (
+from swing_gp.features.auto import Choice
+from swing_gp.gp import (
     DiffusionKernel,
     GraphKernel,
     InverseCosineKernel,
@@ -33,17 +27,25 @@ from swing_gp.kernels import (
     RandomWalkKernel,
     RegularizedLaplacianKernel,
 )
-from swing_gp.log_matern import LogMatern
+from swing_gp.graphs.edge_families import Ball, SpectralEdge
+from swing_gp.graphs.edges import EdgeFunction, Gaussian, Laplace
+from swing_gp.graphs.implicit import ImplicitGraph
+from swing_gp.linalg.conjugate_gradients import ConvergenceWarning
+from swing_gp.models.interpolation import Interpolation, interpolate
+from swing_gp.models.regressor import GraphGPRegressor
 from swing_gp.operators.adjacency import AdjacencyLinearOperator, adjacency
 from swing_gp.operators.diagnostics import ErrorEstimate
-from swing_gp.operators.graph_kernel import FeatureKernelLinearOperator, SeriesLinearOperator
+from swing_gp.operators.graph_kernel import graph_kernel
 from swing_gp.operators.grf import GRFLinearOperator, grf_kernel
 from swing_gp.operators.grid_kernel import GridKernelLinearOperator
+from swing_gp.operators.low_rank_kernel import FeatureKernelLinearOperator, SeriesLinearOperator
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 from swing_gp.operators.matrix_free import to_scipy
+from swing_gp.operators.solvers import Solution, solve
 from swing_gp.operators.swing import SwingLinearOperator
-from swing_gp.regressor import GraphGPRegressor
-from swing_gp.series import (
+from swing_gp.operators.walks import Walks
+from swing_gp.parallel.streaming import StreamedGP, StreamedKernel
+from swing_gp.series.families import (
     Diffusion,
     InverseCosine,
     Matern,
@@ -52,9 +54,7 @@ from swing_gp.series import (
     RegularizedLaplacian,
     Series,
 )
-from swing_gp.solvers import Solution, solve
-from swing_gp.streaming import StreamedGP, StreamedKernel
-from swing_gp.walks import Walks
+from swing_gp.series.log_matern import LogMatern
 
 __version__ = "0.1.0"
 

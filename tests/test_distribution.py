@@ -41,9 +41,9 @@ def test_every_module_imports_without_the_extras():
 @pytest.mark.parametrize(
     ("missing", "action", "remedy"),
     [
-        ("trimesh", "from swing_gp.meshes import load_mesh; load_mesh('a.ply')", "swing_gp[meshes]"),
-        ("matplotlib", "from swing_gp.pictures import require_matplotlib; require_matplotlib()", "swing_gp[plots]"),
-        ("tqdm", "from swing_gp.progress import progress_bar; progress_bar([], '')", "swing_gp[plots]"),
+        ("trimesh", "from swing_gp.io.meshes import load_mesh; load_mesh('a.ply')", "swing_gp[meshes]"),
+        ("matplotlib", "from swing_gp.io.pictures import require_matplotlib; require_matplotlib()", "swing_gp[plots]"),
+        ("tqdm", "from swing_gp.utils.progress import progress_bar; progress_bar([], '')", "swing_gp[plots]"),
     ],
 )
 def test_a_missing_extra_names_its_installation(missing, action, remedy, tmp_path):

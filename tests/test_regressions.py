@@ -33,7 +33,7 @@ from swing_gp import (
     graph_kernel,
     solve,
 )
-from swing_gp.linear_algebra import frozen_signs
+from swing_gp.linalg.gram import frozen_signs
 from swing_gp.operators import noisy
 from swing_gp.operators.grid_kernel import grid_kernel
 

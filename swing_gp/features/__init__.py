@@ -1,13 +1,13 @@
-"""Feature maps: how an edge function is linearised. See :mod:`swing_gp.features.protocol` for the two verbs."""
+"""Feature maps: how an edge function is linearised. See :mod:`swing_gp.features.base` for the two verbs."""
 
+from swing_gp.features.base import DenseFeatures, FeatureMap
 from swing_gp.features.fourier import FourierFeatures
 from swing_gp.features.grid import FourierGrid, GridFeatures
 from swing_gp.features.landmarks import AccuracyWarning, LandmarkFeatures
 from swing_gp.features.neighbors import NeighborFeatures
 from swing_gp.features.pairwise import PairwiseFeatures
 from swing_gp.features.positive import PositiveFeatures
-from swing_gp.features.protocol import DenseFeatures, FeatureMap
-from swing_gp.features.streamed import StreamedLandmarks
+from swing_gp.parallel.streamed_landmarks import StreamedLandmarks
 
 __all__ = [
     "AccuracyWarning",

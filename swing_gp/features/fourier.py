@@ -16,11 +16,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from swing_gp.edges import EdgeFunction
-from swing_gp.features.protocol import DenseFeatures
-from swing_gp.graph import ImplicitGraph
-from swing_gp.shards import count, total
-from swing_gp.validation import check_count
+from swing_gp.features.base import DenseFeatures
+from swing_gp.graphs.edges import EdgeFunction
+from swing_gp.graphs.implicit import ImplicitGraph
+from swing_gp.parallel.shards import count, total
+from swing_gp.utils.validation import check_count
 
 __all__ = ["FourierFeatures"]
 

@@ -15,14 +15,14 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from swing_gp.edges import EdgeFunction
+from swing_gp.features.base import DenseFeatures, FeatureMap, log_of_degree
 from swing_gp.features.landmarks import AccuracyWarning
-from swing_gp.features.protocol import DenseFeatures, FeatureMap, log_of_degree
-from swing_gp.graph import ImplicitGraph
-from swing_gp.nufft import PointTransform
-from swing_gp.recent import Recent
-from swing_gp.shards import extremes, largest_of, total
-from swing_gp.validation import as_number, check_count, check_interval
+from swing_gp.graphs.edges import EdgeFunction
+from swing_gp.graphs.implicit import ImplicitGraph
+from swing_gp.linalg.nufft import PointTransform
+from swing_gp.parallel.shards import extremes, largest_of, total
+from swing_gp.utils.recent import Recent
+from swing_gp.utils.validation import as_number, check_count, check_interval
 
 __all__ = ["FourierGrid", "GridFeatures"]
 

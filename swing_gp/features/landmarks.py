@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from swing_gp.edges import EdgeFunction
-from swing_gp.features.protocol import DenseFeatures
-from swing_gp.graph import ImplicitGraph, row_chunks
-from swing_gp.linear_algebra import blocked_product, cached_rows, row_sums
-from swing_gp.shards import count, everywhere, is_sharded, pick, take, total
-from swing_gp.validation import check_count
+from swing_gp.features.base import DenseFeatures
+from swing_gp.graphs.edges import EdgeFunction
+from swing_gp.graphs.implicit import ImplicitGraph, row_chunks
+from swing_gp.linalg.gram import blocked_product, cached_rows, row_sums
+from swing_gp.parallel.shards import count, everywhere, is_sharded, pick, take, total
+from swing_gp.utils.validation import check_count
 
 __all__ = ["AccuracyWarning", "LandmarkFeatures"]
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import torch
 
+from swing_gp.features.base import FeatureMap
 from swing_gp.features.fourier import FourierFeatures
 from swing_gp.features.grid import FourierGrid
 from swing_gp.features.landmarks import LandmarkFeatures
 from swing_gp.features.neighbors import NeighborFeatures, list_cutoff
 from swing_gp.features.pairwise import PairwiseFeatures
 from swing_gp.features.positive import PositiveFeatures
-from swing_gp.features.protocol import FeatureMap
-from swing_gp.graph import ImplicitGraph
-from swing_gp.validation import check_choice
+from swing_gp.graphs.implicit import ImplicitGraph
+from swing_gp.utils.validation import check_choice
 
 __all__ = ["NAMES", "NUM_FEATURES", "default_tol", "make_features"]
 

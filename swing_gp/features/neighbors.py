@@ -15,13 +15,13 @@ import scipy.spatial
 import torch
 from torch import Tensor
 
-from swing_gp.edges import EdgeFunction
-from swing_gp.features.protocol import NodeFeatures
-from swing_gp.graph import ImplicitGraph, chunk_entries, recomputed
-from swing_gp.recent import Recent
-from swing_gp.shards import SHARDABLE, refuse_shards
-from swing_gp.sparse import SparsePattern
-from swing_gp.validation import as_number, check_interval
+from swing_gp.features.base import NodeFeatures
+from swing_gp.graphs.edges import EdgeFunction
+from swing_gp.graphs.implicit import ImplicitGraph, chunk_entries, recomputed
+from swing_gp.linalg.sparse import SparsePattern
+from swing_gp.parallel.shards import SHARDABLE, refuse_shards
+from swing_gp.utils.recent import Recent
+from swing_gp.utils.validation import as_number, check_interval
 
 __all__ = ["NeighborFeatures", "list_cutoff"]
 

@@ -12,10 +12,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from swing_gp.edges import EdgeFunction
-from swing_gp.features.protocol import NodeFeatures
-from swing_gp.graph import ImplicitGraph, recomputed, row_chunks
-from swing_gp.shards import SHARDABLE, refuse_shards
+from swing_gp.features.base import NodeFeatures
+from swing_gp.graphs.edges import EdgeFunction
+from swing_gp.graphs.implicit import ImplicitGraph, recomputed, row_chunks
+from swing_gp.parallel.shards import SHARDABLE, refuse_shards
 
 __all__ = ["PairwiseFeatures"]
 

@@ -17,13 +17,13 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from swing_gp.edges import LARGEST_HALF, EdgeFunction, Gaussian
-from swing_gp.ensembles import ENSEMBLES, gaussian_ensemble
-from swing_gp.features.protocol import DenseFeatures
-from swing_gp.graph import ImplicitGraph, row_chunks
-from swing_gp.linear_algebra import cross_gram, gram
-from swing_gp.shards import SHARDABLE, refuse_shards
-from swing_gp.validation import as_number, check_choice, check_count
+from swing_gp.features.base import DenseFeatures
+from swing_gp.graphs.edges import LARGEST_HALF, EdgeFunction, Gaussian
+from swing_gp.graphs.implicit import ImplicitGraph, row_chunks
+from swing_gp.linalg.ensembles import ENSEMBLES, gaussian_ensemble
+from swing_gp.linalg.gram import cross_gram, gram
+from swing_gp.parallel.shards import SHARDABLE, refuse_shards
+from swing_gp.utils.validation import as_number, check_choice, check_count
 
 __all__ = ["PositiveFeatures"]
 

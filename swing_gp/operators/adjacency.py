@@ -6,10 +6,10 @@ import torch
 from linear_operator.operators import LinearOperator
 from torch import Tensor
 
-from swing_gp.features.protocol import FeatureMap
+from swing_gp.features.base import FeatureMap
 from swing_gp.operators.diagnostics import GraphOperator
 from swing_gp.operators.matrix_free import MatrixFreeLinearOperator
-from swing_gp.shards import check_place
+from swing_gp.parallel.shards import check_place
 
 __all__ = ["AdjacencyLinearOperator", "adjacency"]
 

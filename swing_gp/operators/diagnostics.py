@@ -9,14 +9,14 @@ import scipy.sparse.linalg
 import torch
 from torch import Tensor
 
+from swing_gp.features.base import FeatureMap
 from swing_gp.features.pairwise import ONE_BLOCK, PairwiseFeatures
-from swing_gp.features.protocol import FeatureMap
-from swing_gp.graph import ImplicitGraph
+from swing_gp.graphs.implicit import ImplicitGraph
+from swing_gp.linalg.polynomial import clenshaw, spectral_radius
 from swing_gp.operators.matrix_free import to_scipy
-from swing_gp.operators.polynomial import clenshaw, spectral_radius
-from swing_gp.series import Series
-from swing_gp.shards import refuse_shards
-from swing_gp.validation import as_generator, check_count
+from swing_gp.parallel.shards import refuse_shards
+from swing_gp.series.families import Series
+from swing_gp.utils.validation import as_generator, check_count
 
 __all__ = ["ErrorEstimate", "GraphOperator", "exact_kernel_product"]
 

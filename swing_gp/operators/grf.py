@@ -15,11 +15,11 @@ import torch
 from linear_operator.operators import LinearOperator, MatmulLinearOperator, to_linear_operator
 from torch import Tensor
 
+from swing_gp.linalg.sparse import SparsePattern
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 from swing_gp.operators.matrix_free import MatrixFreeLinearOperator, to_scipy
-from swing_gp.series import Series
-from swing_gp.sparse import SparsePattern
-from swing_gp.validation import as_generator, check_choice, check_count, check_interval
+from swing_gp.series.families import Series
+from swing_gp.utils.validation import as_generator, check_choice, check_count, check_interval
 
 __all__ = ["GRFLinearOperator", "grf_kernel"]
 

@@ -25,13 +25,13 @@ from torch import Tensor
 from swing_gp.features.grid import FourierGrid
 from swing_gp.features.landmarks import AccuracyWarning
 from swing_gp.features.pairwise import PairwiseFeatures
+from swing_gp.linalg.polynomial import clenshaw
 from swing_gp.operators.diagnostics import GraphOperator
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 from swing_gp.operators.matrix_free import MatrixFreeLinearOperator
-from swing_gp.operators.polynomial import clenshaw
 from swing_gp.operators.preconditioning import LandmarkControl
-from swing_gp.series import Series
-from swing_gp.shards import check_place, extremes, largest_of, total
+from swing_gp.parallel.shards import check_place, extremes, largest_of, total
+from swing_gp.series.families import Series
 
 __all__ = ["GridKernelLinearOperator", "grid_kernel"]
 

@@ -15,12 +15,12 @@ import torch
 from linear_operator.operators import LinearOperator
 from torch import Tensor
 
-from swing_gp.linear_algebra import frozen_signs
-from swing_gp.operators.graph_kernel import SeriesLinearOperator
+from swing_gp.graphs.inputs import Sites
+from swing_gp.linalg.gram import frozen_signs
+from swing_gp.operators.low_rank_kernel import SeriesLinearOperator
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 from swing_gp.operators.matrix_free import MatrixFreeLinearOperator
 from swing_gp.operators.preconditioning import PROBES, LandmarkControl, estimated_variances
-from swing_gp.sites import Sites
 
 __all__ = ["KernelBlock"]
 

@@ -21,11 +21,11 @@ from linear_operator.operators import (
 from linear_operator.utils.memoize import cached
 from torch import Tensor
 
-from swing_gp.linear_algebra import cross_gram
+from swing_gp.linalg.gram import cross_gram
 from swing_gp.operators.indexing import Indexed
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 from swing_gp.operators.matrix_free import submatrix
-from swing_gp.shards import total
+from swing_gp.parallel.shards import total
 
 __all__ = ["LowRankCross", "LowRankPlusGroups", "as_cross", "group_sum", "per_group"]
 

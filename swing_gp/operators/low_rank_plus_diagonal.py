@@ -22,10 +22,10 @@ from linear_operator.operators import (
 from linear_operator.utils.memoize import cached
 from torch import Tensor
 
-from swing_gp.linear_algebra import cross_gram, gram
+from swing_gp.linalg.gram import cross_gram, gram
 from swing_gp.operators.indexing import Indexed
 from swing_gp.operators.matrix_free import submatrix
-from swing_gp.shards import check_place, is_sharded, place_of_nodes, refuse_shards, total
+from swing_gp.parallel.shards import check_place, is_sharded, place_of_nodes, refuse_shards, total
 
 __all__ = ["LowRankPlusDiagonal"]
 
@@ -59,7 +59,7 @@ class LowRankPlusDiagonal(Indexed):
 
     @property
     def factor(self) -> Tensor:  # (*batch, N, k)
-        """W; inside :func:`~swing_gp.distributed.sharded`, the rows of this process."""
+        """W; inside :func:`~swing_gp.parallel.files.sharded`, the rows of this process."""
         check_place(self._made_at, "An operator")
         return self._factor
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from swing_gp.operators.broadcast import BroadcastLinearOperator
 from swing_gp.operators.indexing import Indexed
 from swing_gp.operators.noisy import TakesNoise
-from swing_gp.shards import refuse_shards
+from swing_gp.parallel.shards import refuse_shards
 
 __all__ = ["MatrixFreeLinearOperator", "submatrix", "to_scipy"]
 

@@ -13,11 +13,11 @@ from linear_operator.operators import AddedDiagLinearOperator, DiagLinearOperato
 from linear_operator.utils.lanczos import lanczos_tridiag
 from torch import Tensor
 
-from swing_gp.conjugate_gradients import ConvergenceWarning, conjugate_gradients
-from swing_gp.linear_algebra import frozen_signs
+from swing_gp.linalg.conjugate_gradients import ConvergenceWarning, conjugate_gradients
+from swing_gp.linalg.gram import frozen_signs
 from swing_gp.operators.broadcast import BroadcastLinearOperator
 from swing_gp.operators.indexing import Indexed
-from swing_gp.shards import is_sharded, refuse_shards, total
+from swing_gp.parallel.shards import is_sharded, refuse_shards, total
 
 __all__ = ["NoisyKernelLinearOperator", "TakesNoise", "with_noise"]
 

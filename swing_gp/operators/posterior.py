@@ -9,7 +9,7 @@ import torch
 from linear_operator.operators import DiagLinearOperator, LinearOperator
 from torch import Tensor
 
-from swing_gp.linear_algebra import frozen_signs
+from swing_gp.linalg.gram import frozen_signs
 from swing_gp.operators.kernel_block import KernelBlock
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 from swing_gp.operators.matrix_free import COLUMNS, MatrixFreeLinearOperator

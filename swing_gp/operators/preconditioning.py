@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swing_gp.choice import sample_pairs
+from swing_gp.features.auto import sample_pairs
 from swing_gp.features.landmarks import LandmarkFeatures
-from swing_gp.graph import ImplicitGraph
-from swing_gp.linear_algebra import frozen_signs
-from swing_gp.operators.graph_kernel import FeatureKernelLinearOperator, collapsed_kernel
+from swing_gp.graphs.implicit import ImplicitGraph
+from swing_gp.linalg.gram import frozen_signs
+from swing_gp.operators.low_rank_kernel import FeatureKernelLinearOperator, collapsed_kernel
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
-from swing_gp.series import Series
-from swing_gp.shards import is_sharded, largest_of, refuse_shards, total
+from swing_gp.parallel.shards import is_sharded, largest_of, refuse_shards, total
+from swing_gp.series.families import Series
 
 __all__ = ["LandmarkControl", "estimated_variances"]
 

@@ -8,14 +8,14 @@ import torch
 from linear_operator.operators import LinearOperator
 from torch import Tensor
 
-from swing_gp.features.protocol import DenseFeatures, FeatureMap
-from swing_gp.linear_algebra import gram
+from swing_gp.features.base import DenseFeatures, FeatureMap
+from swing_gp.linalg.gram import gram
 from swing_gp.operators.diagnostics import GraphOperator
-from swing_gp.operators.graph_kernel import FeatureKernelLinearOperator
+from swing_gp.operators.low_rank_kernel import FeatureKernelLinearOperator
 from swing_gp.operators.matrix_free import MatrixFreeLinearOperator
-from swing_gp.series import Series
-from swing_gp.shards import refuse_shards
-from swing_gp.walks import WalkGroup, Walks, space_walks
+from swing_gp.operators.walks import WalkGroup, Walks, space_walks
+from swing_gp.parallel.shards import refuse_shards
+from swing_gp.series.families import Series
 
 __all__ = ["SwingLinearOperator", "swing_kernel"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from linear_operator.operators import LinearOperator
 from torch import Tensor
 
-from swing_gp.linear_algebra import frozen_signs
+from swing_gp.linalg.gram import frozen_signs
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
-from swing_gp.shards import count, refuse_shards, total
+from swing_gp.parallel.shards import count, refuse_shards, total
 
 __all__ = ["mean_variance"]
 

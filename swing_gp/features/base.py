@@ -1,0 +1,205 @@
+r"""The two verbs. A feature map linearises an edge function, :math:`f(x - y) \approx \phi_1(x)^\top \phi_2(y)`, and offers
+
+- ``project(v)``: values at the nodes to coefficients, :math:`c = \Phi_2(p)^\top v`;
+- ``evaluate(x, c)``: coefficients to values at any points, :math:`v = \Phi_1(x) c`;
+
+so that :math:`(W v)(x) \approx` ``evaluate(x, project(v))`` for every x, on or off the graph. All else in this package is
+written with these two and their adjoints, and nothing above them knows which map it has. A map is bound to a graph, holds
+its random draws, and is otherwise a differentiable function of the points and the edge parameters.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from functools import cached_property
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from swing_gp.graphs.edges import EdgeFunction
+from swing_gp.graphs.implicit import ImplicitGraph
+from swing_gp.linalg.gram import cross_gram, gram
+from swing_gp.parallel.shards import largest_of, total
+
+__all__ = ["DenseFeatures", "FeatureMap", "NodeFeatures", "log_of_degree"]
+
+Map = TypeVar("Map", bound="FeatureMap")
+
+
+class FeatureMap(ABC):
+    """A linearised edge function on a graph."""
+
+    graph: ImplicitGraph
+
+    @abstractmethod
+    def project(self, values: Tensor) -> Tensor:  # (N, k) -> (r, k)
+        """Values at the nodes to coefficients."""
+
+    @abstractmethod
+    def evaluate(self, x: Tensor | None, coefficients: Tensor) -> Tensor:  # (n, d), (r, k) -> (n, k)
+        """Coefficients to values at points; None stands for the nodes."""
+
+    @abstractmethod
+    def project_adjoint(self, coefficients: Tensor) -> Tensor:  # (r, k) -> (N, k)
+        """The transpose of :meth:`project`."""
+
+    @abstractmethod
+    def evaluate_adjoint(self, x: Tensor | None, values: Tensor) -> Tensor:  # (n, d), (n, k) -> (r, k)
+        """The transpose of :meth:`evaluate`."""
+
+    @abstractmethod
+    def average(self, x: Tensor, log_noise: Tensor) -> Tensor:  # (B, n, d), (B, N) -> (B, n, d)
+        r"""One move of B space walks (Eq. 5 of the paper): the mean of the nodes under weights
+        :math:`a_j f(x - p_j)` for every walker x, with the noise a of its walk given by its logarithm."""
+
+    @abstractmethod
+    def redraw(self: Map, edge: EdgeFunction, generator: torch.Generator) -> Map:
+        """A map of the same recipe for another edge function, with fresh randomness."""
+
+    @abstractmethod
+    def log_degree(self, x: Tensor | None = None) -> Tensor:  # (n, d) -> (n,)
+        r"""Logarithm of the degree :math:`d(x) = \sum_j f(x - p_j)` as this map sees it."""
+
+    def extended_log_degree(self, x: Tensor) -> Tensor:  # (n, d) -> (n,)
+        r"""Logarithm of :math:`\max(d(x), f(0))`, the degree of points off the graph: continuous, equal to the degree at the
+        nodes (whose self-loop weighs f(0) = 1), and bounded below, so that far from all nodes a kernel fades to its prior."""
+        return self.log_degree(x).clamp_min(0)
+
+    def node_residual(self) -> Tensor | None:  # (N,)
+        """What the map leaves out of the diagonal of W, where it knows."""
+        return None
+
+    @property
+    def deficit(self) -> float:
+        """How far below zero the map may put eigenvalues of a positive-definite W, as a share of the largest."""
+        return 0.0
+
+    def bind(self: Map, graph: ImplicitGraph) -> Map:
+        """The same map, with the same draws, on other tensors of the same shapes."""
+        if graph is self.graph:
+            return self
+        other = copy.copy(self)
+        for name in list(other.__dict__):
+            if isinstance(getattr(type(other), name, None), cached_property):
+                del other.__dict__[name]
+        other.graph = graph
+        return other
+
+    def __getstate__(self) -> dict:
+        cached = {name for name in self.__dict__ if isinstance(getattr(type(self), name, None), cached_property)}
+        return {name: value for name, value in self.__dict__.items() if name not in cached}
+
+
+def log_of_degree(degree: Tensor, features: FeatureMap, remedy: str) -> Tensor:
+    """The logarithm of degrees, which an approximation may have made negative."""
+    least = -largest_of(-degree)
+    if not least > 0:
+        raise ValueError(
+            f"{type(features).__name__} give a non-positive degree ({least:.3g}): their error exceeds the degree of some "
+            f"node. Use {remedy}."
+        )
+    return degree.log()
+
+
+class NodeFeatures(FeatureMap):
+    r"""An asymmetric map whose coefficients are values at the nodes: :math:`\phi_1(x)` holds the weights of x to them,
+    :math:`\phi_2(p_j) = e_j`."""
+
+    def project(self, values: Tensor) -> Tensor:
+        return values
+
+    def project_adjoint(self, coefficients: Tensor) -> Tensor:
+        return coefficients
+
+    @abstractmethod
+    def between(self, x: Tensor, y: Tensor, values: Tensor) -> Tensor:  # (n, d), (m, d), (m, k) -> (n, k)
+        """Weights between any two sets of points, times values."""
+
+
+class DenseFeatures(FeatureMap):
+    r"""A symmetric map given by an explicit matrix of features, :math:`f(x - y) \approx \phi(x)^\top \phi(y)`."""
+
+    # What helps where the error of the features exceeds the degree of a node.
+    remedy = "more features (num_features), a larger lengthscale, or features='landmarks'"
+
+    @property
+    @abstractmethod
+    def num_features(self) -> int: ...
+
+    @abstractmethod
+    def features(self, x: Tensor) -> Tensor:  # (n, d) -> (n, r)
+        """The feature matrix of any points."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(num_features={self.num_features})"
+
+    @cached_property
+    def node_features(self) -> Tensor:  # (N, r)
+        return self.features(self.graph.points)
+
+    def _features(self, x: Tensor | None) -> Tensor:
+        return self.node_features if x is None else self.features(x)
+
+    def project(self, values: Tensor) -> Tensor:
+        return total(self.node_features.mT @ values, "projection")
+
+    def evaluate(self, x: Tensor | None, coefficients: Tensor) -> Tensor:
+        return self._features(x) @ coefficients
+
+    def project_adjoint(self, coefficients: Tensor) -> Tensor:
+        return self.node_features @ coefficients
+
+    def evaluate_adjoint(self, x: Tensor | None, values: Tensor) -> Tensor:
+        return total(self._features(x).mT @ values, "projection")
+
+    @cached_property
+    def feature_sums(self) -> Tensor:  # (r,)
+        """The sum of the features of all nodes, which gives every degree."""
+        return total(self.node_features.sum(-2), "degrees")
+
+    def _degree(self, x: Tensor | None) -> Tensor:
+        return self._features(x) @ self.feature_sums
+
+    def log_degree(self, x: Tensor | None = None) -> Tensor:
+        return log_of_degree(self._degree(x), self, self.remedy)
+
+    def extended_log_degree(self, x: Tensor) -> Tensor:
+        return self._degree(x).clamp_min(1).log()
+
+    def residual(self, features: Tensor) -> Tensor | None:  # (n, r) -> (n,)
+        """What the map leaves out of :math:`f(0) = 1` at points with these features, where it knows."""
+        return None
+
+    def normalized_gram(self, log_degree: Tensor) -> Tensor:  # (r, r), float64
+        r""":math:`\Phi^\top D^{-1} \Phi`."""
+        return gram(self.node_features, (-log_degree).exp())
+
+    @cached_property
+    def node_gram(self) -> Tensor:  # (r, r), float64
+        r"""The small matrix with the non-zero eigenvalues of the normalised one: :math:`\Phi^\top D^{-1} \Phi`, or
+        :math:`\Phi^\top \Phi` for the raw W."""
+        return gram(self.node_features) if self.graph.normalization is None else self.normalized_gram(self.log_degree())
+
+    @cached_property
+    def node_eigenpairs(self) -> tuple[Tensor, Tensor]:  # (r,), (r, r)
+        """Eigenvalues and vectors of :attr:`node_gram`, without a gradient."""
+        return torch.linalg.eigh(self.node_gram.detach())
+
+    def normalized_features(self, log_degree: Tensor) -> Tensor:  # (N, r)
+        r"""The rows of :math:`D^{-1/2} \Phi`."""
+        return self.node_features * (-0.5 * log_degree).exp().unsqueeze(-1)
+
+    def average(self, x: Tensor, log_noise: Tensor) -> Tensor:
+        # The ratio is free of scale, so the noise is shifted; in float64, because at low temperature it spans e^100.
+        noise = (log_noise - log_noise.amax(-1, keepdim=True)).double().exp().unsqueeze(-1)
+        weighted = cross_gram(self.node_features, torch.cat([noise * self.graph.points, noise], dim=-1))
+        result = self.features(x.flatten(0, 1)).double().unflatten(0, x.shape[:2]) @ weighted
+        denominator = result[..., -1:]
+        if not bool((denominator.detach() > 0).all()):
+            raise ValueError(
+                f"A walk met a non-positive denominator: {type(self).__name__} have an absolute error, and a move is a "
+                "ratio of numbers far below it. Raise the temperature, or use features='positive' or 'pairwise'."
+            )
+        return (result[..., :-1] / denominator).to(x.dtype)

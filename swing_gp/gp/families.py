@@ -1,0 +1,172 @@
+"""The kernels, one for each series."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpytorch.constraints import GreaterThan, Interval, Positive
+from gpytorch.priors import Prior
+from torch import Tensor
+
+from swing_gp.gp.graph_kernel import GraphKernel
+from swing_gp.gp.parameters import constrained
+from swing_gp.graphs.implicit import ImplicitGraph
+from swing_gp.series.families import Diffusion, InverseCosine, Matern, RandomWalk, RegularizedLaplacian, Series
+from swing_gp.series.log_matern import LogMatern
+
+__all__ = [
+    "DiffusionKernel",
+    "InverseCosineKernel",
+    "LogMaternKernel",
+    "MaternGraphKernel",
+    "RandomWalkKernel",
+    "RegularizedLaplacianKernel",
+]
+
+
+class DiffusionKernel(GraphKernel):
+    r"""The heat kernel :math:`\exp(-t L)` of the graph (Kondor & Lafferty, 2002).
+
+    :param time: where t starts.
+
+    Everything else is as of :class:`GraphKernel`.
+    """
+
+    time = constrained("time", "The diffusion time t.")
+
+    def __init__(
+        self,
+        points: Tensor | ImplicitGraph,
+        *,
+        time: float = 1.0,
+        time_prior: Prior | None = None,
+        time_constraint: Interval | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(points, **kwargs)
+        self._register("time", time, time_prior, time_constraint, Positive())
+
+    def series(self, index: tuple[int, ...] = ()) -> Series:
+        return Diffusion(self._parameter("time", index))
+
+
+class RandomWalkKernel(GraphKernel):
+    r"""The p-step random walk kernel :math:`(a I - L)^p`.
+
+    :param steps: p.
+    :param laziness: where a starts; at least 1.
+    """
+
+    laziness = constrained("laziness", "The laziness a.")
+
+    def __init__(
+        self,
+        points: Tensor | ImplicitGraph,
+        *,
+        steps: int = 2,
+        laziness: float = 2.0,
+        laziness_prior: Prior | None = None,
+        laziness_constraint: Interval | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(points, **kwargs)
+        self.steps = RandomWalk(steps).steps
+        self._register("laziness", laziness, laziness_prior, laziness_constraint, GreaterThan(1.0))
+
+    def series(self, index: tuple[int, ...] = ()) -> Series:
+        return RandomWalk(self.steps, self._parameter("laziness", index))
+
+
+class RegularizedLaplacianKernel(GraphKernel):
+    r"""The regularised Laplacian :math:`(I + s L)^{-p}` (Smola & Kondor, 2003).
+
+    :param scale: where s starts.
+    :param power: p, fixed.
+    """
+
+    scale = constrained("scale", "The scale s.")
+
+    def __init__(
+        self,
+        points: Tensor | ImplicitGraph,
+        *,
+        scale: float = 1.0,
+        power: float = 1.0,
+        scale_prior: Prior | None = None,
+        scale_constraint: Interval | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(points, **kwargs)
+        self.power = float(RegularizedLaplacian(1.0, power).power)
+        self._register("scale", scale, scale_prior, scale_constraint, Positive())
+
+    def series(self, index: tuple[int, ...] = ()) -> Series:
+        return RegularizedLaplacian(self._parameter("scale", index), self.power)
+
+
+class InverseCosineKernel(GraphKernel):
+    r"""The inverse cosine kernel :math:`\cos(\pi L / 4)`; it has no parameter."""
+
+    def series(self, index: tuple[int, ...] = ()) -> Series:
+        return InverseCosine()
+
+
+class MaternGraphKernel(GraphKernel):
+    r"""The graph Matern kernel :math:`(2\nu/\kappa^2 + L)^{-\nu}` (Borovitskiy et al., 2021).
+
+    :param nu: the smoothness, fixed.
+    :param kappa: where :math:`\kappa`, the lengthscale along the graph, starts.
+    """
+
+    kappa = constrained("kappa", "The lengthscale along the graph.")
+
+    def __init__(
+        self,
+        points: Tensor | ImplicitGraph,
+        *,
+        nu: float = 1.5,
+        kappa: float = 1.0,
+        kappa_prior: Prior | None = None,
+        kappa_constraint: Interval | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(points, **kwargs)
+        self.nu = float(Matern(nu).nu)
+        self._register("kappa", kappa, kappa_prior, kappa_constraint, Positive())
+
+    def series(self, index: tuple[int, ...] = ()) -> Series:
+        return Matern(self.nu, self._parameter("kappa", index))
+
+
+class LogMaternKernel(GraphKernel):
+    r"""The Matérn kernel of the logarithmic Laplacian; see :class:`~swing_gp.LogMatern`.
+
+    Made for inputs that are nodes. Off the graph its variance grows where the nodes do not determine the walk, far from all of
+    them to :math:`g(1)`, that of a lone node. At the hull of few nodes the means may swing: the roughest functions on the
+    nodes, with eigenvalues near the floor, do not go on smoothly. A floor of 1e-6 tames them.
+
+    :param nu: the smoothness, fixed.
+    :param kappa: where the range :math:`\kappa` starts.
+    :param floor: eigenvalues of the walk below it count as noise.
+    """
+
+    kappa = constrained("kappa", "The range along the graph.")
+
+    def __init__(
+        self,
+        points: Tensor | ImplicitGraph,
+        *,
+        nu: float = 3.0,
+        kappa: float = 3.0,
+        floor: float = 1e-12,
+        kappa_prior: Prior | None = None,
+        kappa_constraint: Interval | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(points, **kwargs)
+        checked = LogMatern(nu, 1.0, floor)
+        self.nu, self.floor = float(checked.nu), checked.floor
+        self._register("kappa", kappa, kappa_prior, kappa_constraint, Positive())
+
+    def series(self, index: tuple[int, ...] = ()) -> Series:
+        return LogMatern(self.nu, self._parameter("kappa", index), self.floor)

@@ -1,0 +1,1 @@
+"""What a graph is: edge functions, implicit graphs, and where inputs lie among the nodes."""

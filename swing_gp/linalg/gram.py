@@ -1,0 +1,174 @@
+"""Small matrices from tall ones: Gram matrices in float64, and functions of a symmetric matrix with sound gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from swing_gp.graphs.implicit import row_chunks
+from swing_gp.parallel.shards import adjoint_total, total
+
+__all__ = ["blocked_product", "cached_rows", "cross_gram", "frozen_signs", "gram", "row_sums", "symmetric_function"]
+
+
+# Rows of a Gram matrix that are summed in the precision of the factor: in float32 their rounding averages out over the blocks,
+# which are added in float64.
+GRAM_ROWS = 4096
+
+
+def cached_rows(a: Tensor) -> Iterator[slice]:
+    """Slices of the rows of a tall matrix that are small enough for several passes over one to stay in the cache."""
+    return row_chunks(a.shape[-2], 8 * a.shape[-1])
+
+
+def blocked_product(a: Tensor, b: Tensor) -> Tensor:  # (*batch, N, k), (*batch, N, c) -> (*batch, k, c)
+    r""":math:`A^\top B` as a sum in float64 over blocks that are multiplied in the precision they come in."""
+    result: Tensor | float = 0.0
+    for one, two in zip(a.split(GRAM_ROWS, dim=-2), b.split(GRAM_ROWS, dim=-2), strict=True):
+        result = result + (one.mT @ two).double()
+    return result  # type: ignore[return-value]
+
+
+class _CrossGram(torch.autograd.Function):
+    """A^T B in float64 without a float64 copy of either; the backward pass keeps no more than A and B."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:  # (*batch, N, k), (*batch, N, c) -> (*batch, k, c)
+        ctx.save_for_backward(a, b)
+        result: Tensor | float = 0.0
+        for rows in cached_rows(a):
+            result = result + a[..., rows, :].double().mT @ b[..., rows, :].double()
+        return result  # type: ignore[return-value]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        a, b = ctx.saved_tensors
+        return (b @ grad.mT.to(b.dtype)).to(a.dtype), (a @ grad.to(a.dtype)).to(b.dtype)
+
+
+def cross_gram(a: Tensor, b: Tensor) -> Tensor:
+    r""":math:`A^\top B` in float64."""
+    if a.dtype == torch.float64 and b.dtype == torch.float64:
+        return total(a.mT @ b, "projection")
+    batch_shape = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    product = _CrossGram.apply(a.expand(*batch_shape, *a.shape[-2:]), b.expand(*batch_shape, *b.shape[-2:]))
+    return total(product, "projection")
+
+
+class _Gram(torch.autograd.Function):
+    """A^T diag(w) A in float64; neither a float64 copy of A nor a weighted one is made, and backward keeps A and w alone."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, weights: Tensor) -> Tensor:  # (*batch, N, k), (*batch, N) -> (*batch, k, k)
+        ctx.save_for_backward(a, weights)
+        result: Tensor | float = 0.0
+        for start in range(0, max(1, a.shape[-2]), GRAM_ROWS):
+            block, scale = a[..., start : start + GRAM_ROWS, :], weights[..., start : start + GRAM_ROWS, None]
+            result = result + ((block * scale).mT @ block).double()
+        return result  # type: ignore[return-value]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        a, weights = ctx.saved_tensors
+        twice = (grad + grad.mT).to(a.dtype)
+        for_a, for_weights = torch.empty_like(a), torch.empty_like(weights)
+        for rows in cached_rows(a):
+            block, image = a[..., rows, :], for_a[..., rows, :]
+            torch.matmul(block, twice, out=image)
+            for_weights[..., rows] = 0.5 * (image * block).sum(-1)
+            image.mul_(weights[..., rows, None])
+        return for_a, for_weights
+
+
+class _RowSums(torch.autograd.Function):
+    """A pass for the sums and one for the gradient, where autograd would make a copy of A for every operation."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor) -> tuple[Tensor, Tensor]:
+        column_sums = total(a.sum(0), "degrees")
+        ctx.save_for_backward(a, column_sums)
+        ctx.total = adjoint_total("degrees")
+        blocks = [a[rows] for rows in cached_rows(a)]
+        return torch.cat([block @ column_sums for block in blocks]), torch.cat([block.square().sum(-1) for block in blocks])
+
+    @staticmethod
+    def backward(ctx: Any, for_sums: Tensor, for_squares: Tensor) -> Tensor:
+        a, column_sums = ctx.saved_tensors
+        shared = ctx.total(a.mT @ for_sums)
+        grad = torch.empty_like(a)
+        for rows in cached_rows(a):
+            torch.addcmul(shared, for_sums[rows, None], column_sums, out=grad[rows])
+            grad[rows].addcmul_(a[rows], for_squares[rows, None], value=2)
+        return grad
+
+
+def row_sums(a: Tensor) -> tuple[Tensor, Tensor]:  # (N, k) -> (N,), (N,)
+    r"""The row sums of :math:`A A^\top`, and its diagonal."""
+    return _RowSums.apply(a)
+
+
+def gram(a: Tensor, weights: Tensor | None = None) -> Tensor:
+    r""":math:`A^\top \mathrm{diag}(w) A` in float64, exactly symmetric."""
+    if weights is None:
+        weights = torch.ones((), dtype=a.dtype, device=a.device)
+    product = total(_Gram.apply(a, weights.to(a.dtype).expand(a.shape[:-1])), "Gram matrix")
+    return 0.5 * (product + product.mT)
+
+
+class _DaleckiiKrein(torch.autograd.Function):
+    r"""Passes ``value`` = U h(lambda) U^T through, with the derivative of a matrix function for the matrix:
+    :math:`dA \mapsto U (H \circ U^\top dA\, U) U^\top`, H the divided differences of h."""
+
+    @staticmethod
+    def forward(ctx: Any, matrix: Tensor, vectors: Tensor, divided: Tensor, value: Tensor) -> Tensor:
+        ctx.save_for_backward(vectors, divided)
+        return value.clone()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, Tensor]:
+        vectors, divided = ctx.saved_tensors
+        return vectors @ (divided * (vectors.mT @ grad @ vectors)) @ vectors.mT, None, None, grad
+
+
+def symmetric_function(matrix: Tensor, function: Callable[[Tensor], Tensor], eigenpairs: tuple[Tensor, Tensor]) -> Tensor:
+    r"""h(A) for a symmetric matrix, differentiable in A and in whatever ``function`` closes over.
+
+    Automatic differentiation of ``eigh`` divides by differences of eigenvalues and is NaN where they repeat; divided
+    differences of h have no such poles.
+
+    :param eigenpairs: ``torch.linalg.eigh`` of the matrix, without a gradient.
+    """
+    eigenvalues, vectors = eigenpairs
+    values = function(eigenvalues)
+    value = (vectors * values.unsqueeze(-2)) @ vectors.mT
+    if not (torch.is_grad_enabled() and matrix.requires_grad):
+        return value
+    return _DaleckiiKrein.apply(matrix, vectors, _divided_differences(function, eigenvalues, values.detach()), value)
+
+
+def _divided_differences(function: Callable[[Tensor], Tensor], eigenvalues: Tensor, values: Tensor) -> Tensor:
+    with torch.enable_grad():
+        points = eigenvalues.detach().requires_grad_(True)
+        (slopes,) = torch.autograd.grad(function(points).sum(), points)
+
+    def pairs(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.unsqueeze(-1), x.unsqueeze(-2)
+
+    (one, two), (value, other), (slope, another) = pairs(eigenvalues), pairs(values), pairs(slopes)
+    gap, bend = one - two, slope - another
+    eps, scale = torch.finfo(gap.dtype).eps, eigenvalues.abs().amax(-1)[..., None, None]
+    # The quotient is off by eps h / gap, the mean of the slopes by about (difference of the slopes)^2 / (6 slope): a function
+    # may vary on a scale far below its eigenvalues, so the slopes must say where they are the better of the two.
+    size, steepness = torch.maximum(value.abs(), other.abs()), torch.maximum(slope.abs(), another.abs())
+    near = (gap.abs() <= 1e-5 * scale) & (gap.abs() * bend.square() <= 12 * eps * size * steepness)
+    return torch.where(near, 0.5 * (slope + another), (value - other) / torch.where(near, torch.ones_like(gap), gap))
+
+
+def frozen_signs(number: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Random signs, the same at every call and on every device."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, 2, (number, columns), generator=generator).to(device, dtype).mul_(2).sub_(1)

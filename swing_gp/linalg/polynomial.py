@@ -1,0 +1,55 @@
+"""Polynomials of an operator, in the Chebyshev basis of an interval that holds its spectrum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import scipy.sparse.linalg
+import torch
+from torch import Tensor
+
+from swing_gp.parallel.shards import is_sharded
+
+__all__ = ["clenshaw", "spectral_radius"]
+
+
+def spectral_radius(action: Callable[[Tensor], Tensor], like: Tensor, bound: float) -> float:  # like: (N, k)
+    """The spectral radius of a symmetric non-negative matrix, from a few products, never above ``bound``.
+
+    A Chebyshev polynomial on an interval that is wider than the spectrum loses digits wherever g grows fast, as the
+    diffusion does on raw weights, so the largest degree alone is too generous a bound.
+    """
+    if is_sharded():
+        return bound
+    size = like.shape[0]
+    if size < 3:  # too small for the Lanczos process
+        with torch.no_grad():
+            return min(bound, float(torch.linalg.eigvalsh(action(torch.eye(size).to(like)).double()).abs().max()))
+
+    def product(v: np.ndarray) -> np.ndarray:
+        with torch.no_grad():
+            return action(torch.as_tensor(v.reshape(-1, 1)).to(like)).double().cpu().numpy().ravel()
+
+    matrix = scipy.sparse.linalg.LinearOperator((size, size), matvec=product, dtype=np.float64)
+    start = np.ones(size)  # the Perron vector of a non-negative matrix is never orthogonal to it
+    (largest,) = scipy.sparse.linalg.eigsh(matrix, k=1, v0=start, tol=1e-4, return_eigenvectors=False)
+    return min(bound, float(largest) * (1 + 1e-3))
+
+
+def clenshaw(action: Callable[[Tensor], Tensor], coefficients: Tensor, interval: tuple[float, float], rhs: Tensor) -> Tensor:
+    r""":math:`\sum_k c_k T_k(B) v` by Clenshaw's recurrence, B the operator A mapped from the interval to [-1, 1]."""
+    low, high = interval
+    scale, shift = 2 / (high - low), (high + low) / (high - low)
+
+    def mapped(v: Tensor) -> Tensor:
+        return scale * action(v) - shift * v
+
+    last, before = coefficients[-1] * rhs, None
+    for coefficient in coefficients[1:-1].flip(0):
+        twice = 2 * mapped(last)
+        last, before = coefficient * rhs + (twice if before is None else twice - before), last
+    if len(coefficients) == 1:
+        return last
+    result = coefficients[0] * rhs + mapped(last)
+    return result if before is None else result - before

@@ -1,0 +1,1 @@
+"""What people call: interpolation, regression, the choice of settings, masks for attention."""

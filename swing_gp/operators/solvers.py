@@ -1,0 +1,99 @@
+r"""Solves that say how they were done: :math:`(K + \sigma^2 I) x = b`, for notebooks and for checks.
+
+>>> import torch
+>>> from swing_gp import Diffusion, Gaussian, ImplicitGraph, graph_kernel, solve
+>>> points = torch.rand(300, 2, generator=torch.Generator().manual_seed(0)).double()
+>>> K = graph_kernel(ImplicitGraph(points, Gaussian(0.1)), Diffusion(2.0), features="grid")
+>>> result = solve(K, torch.ones(300).double(), noise=0.1)
+>>> result.method, result.converged, result.residuals[-1] < 1e-6
+('pcg', True, True)
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+import torch
+from linear_operator.operators import LinearOperator
+from torch import Tensor
+
+from swing_gp.linalg.conjugate_gradients import ConvergenceWarning, conjugate_gradients, largest_residual
+from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
+from swing_gp.operators.noisy import NoisyKernelLinearOperator
+from swing_gp.parallel.shards import everywhere
+from swing_gp.utils.validation import as_number, as_real
+
+__all__ = ["Solution", "solve"]
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A solution and how it was found.
+
+    :ivar solution: x, of the shape of the right-hand side.
+    :ivar method: ``"woodbury"`` (closed form), ``"cg"``, or ``"pcg"`` (conjugate gradients, preconditioned by landmarks).
+    :ivar iterations: products with the matrix that the method took; 0 in closed form.
+    :ivar residuals: relative residuals, the largest over right-hand sides, after every iteration; the last is measured.
+    :ivar converged: whether the last is at most the tolerance.
+    """
+
+    solution: Tensor
+    method: str
+    iterations: int
+    residuals: tuple[float, ...]
+    converged: bool
+
+
+@torch.no_grad()
+def solve(
+    operator: LinearOperator, rhs: Tensor, noise: float | Tensor, tol: float = 1e-6, *, max_iterations: int = 1000
+) -> Solution:
+    """Solve with an operator plus noise on its diagonal.
+
+    :param operator: any symmetric positive semi-definite operator; those of this package bring closed forms or
+        preconditioners.
+    :param rhs: (N,) or (N, k).
+    :param noise: the noise variance: one number, or one per node.
+    :param tol: the relative residual to reach.
+    """
+    if not isinstance(operator, LinearOperator):
+        raise TypeError(f"operator must be a LinearOperator such as graph_kernel(...) gives, got {type(operator).__name__}.")
+    if not torch.is_tensor(rhs):
+        raise TypeError(f"rhs must be a torch.Tensor, got {type(rhs).__name__}.")
+    if operator.dim() != 2 or operator.shape[0] != operator.shape[1]:
+        raise ValueError(f"operator must be square and without batch dimensions, got shape {tuple(operator.shape)}.")
+    if not everywhere(rhs.dim() in (1, 2) and rhs.shape[0] == operator.shape[0]):
+        raise ValueError(f"rhs must have {operator.shape[0]} rows, got shape {tuple(rhs.shape)}.")
+    if rhs.dtype != operator.dtype:
+        raise ValueError(f"rhs must be {operator.dtype} like the operator, got {rhs.dtype}; convert with rhs.to(K.dtype).")
+    noise = as_real("noise", noise).to(dtype=operator.dtype, device=operator.device)
+    if noise.shape not in ((), (1,), (operator.shape[0],)):
+        raise ValueError(f"noise must be one number, or one per node ({operator.shape[0]}), got shape {tuple(noise.shape)}.")
+    if not everywhere(bool((torch.isfinite(noise) & (noise > 0)).all())):
+        raise ValueError("noise must be positive and finite: without it the system may be singular.")
+    if not everywhere(bool(torch.isfinite(rhs).all())):
+        raise ValueError("rhs must be finite: it contains NaN or infinity; leave out nodes without a value.")
+    if not as_number("tol", tol) > 0:
+        raise ValueError(f"tol must be positive, got {tol!r}.")
+    noisy = operator.add_diagonal(noise.reshape(1) if noise.dim() == 0 else noise)
+    columns = rhs.unsqueeze(-1) if rhs.dim() == 1 else rhs
+    history: list[float] = []
+    if isinstance(noisy, LowRankPlusDiagonal):
+        x, method = noisy.solve(columns), "woodbury"
+    else:
+        precondition = noisy._preconditioner()[0] if isinstance(noisy, NoisyKernelLinearOperator) else None
+        found = conjugate_gradients(noisy._matmul, columns, tol=tol, max_iterations=max_iterations, precondition=precondition)
+        x, history = found.solution, found.residuals
+        method = "cg" if precondition is None else "pcg"
+    iterations = len(history)
+    history.append(largest_residual(noisy._matmul(x) - columns, columns))
+    converged = history[-1] <= 2 * tol if method != "woodbury" else history[-1] <= max(tol, 1e-5)
+    if not converged:
+        warnings.warn(
+            f"The solve ({method}) reached a residual of {history[-1]:.2g} in {iterations} iterations, not {tol:g}. Raise "
+            "max_iterations or the noise, use float64, or make the operator with a smaller tol: its error bounds the residual.",
+            ConvergenceWarning,
+            stacklevel=2,
+        )
+    return Solution(x.reshape(rhs.shape), method, iterations, tuple(history), converged)

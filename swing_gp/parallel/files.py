@@ -1,0 +1,118 @@
+r"""Graphs beyond one process: points sharded over a ``torch.distributed`` group.
+
+Every process loads its own rows and runs the same program inside :func:`sharded`; graphs, operators, kernels and
+:class:`~swing_gp.StreamedGP` are used as ever. What travels between processes are sums over nodes: coefficients, k x k
+matrices, inner products. Nothing of size N does.
+
+.. code-block:: python
+
+    import torch, torch.distributed as dist
+    from swing_gp import Diffusion, Gaussian, ImplicitGraph, StreamedKernel, StreamedLandmarks
+    from swing_gp.parallel.files import load_shard, save_part, sharded
+
+    dist.init_process_group("gloo")  # torchrun --nproc-per-node 4 product.py
+    points, values = load_shard("points.npy"), load_shard("values.npy")
+    with sharded():
+        graph = ImplicitGraph(points, Gaussian(0.1))
+        features = StreamedLandmarks(graph, 256, generator=torch.Generator().manual_seed(0))
+        result = StreamedKernel(features, Diffusion(5.0)).product(values)
+    save_part("out", "result", result)
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from swing_gp.parallel.shards import ShardError, Shards, average_gradients, local_gradients, sharded
+from swing_gp.utils.files import whole_file
+
+__all__ = ["ShardError", "Shards", "average_gradients", "load_shard", "local_gradients", "save_part", "sharded"]
+
+
+def load_shard(path: str | os.PathLike, rank: int | None = None, world: int | None = None) -> Tensor:
+    """The rows of this process, of one ``.npy`` file or of a folder of parts: rows N r / P to N (r+1) / P for process r of P.
+
+    Files are mapped into memory, and nothing is read before it is used; rows that lie in several parts are copied. Parts follow
+    each other in the order of the numbers in their names (``2.npy`` before ``10.npy``). Of the parts that :func:`save_part`
+    wrote none may be missing.
+
+    :param rank: of this process; that of the default group if None.
+    :param world: how many processes there are; those of the default group if None.
+    """
+    rank = dist.get_rank() if rank is None else rank
+    world = dist.get_world_size() if world is None else world
+    path = Path(path)
+    files = _parts(path) if path.is_dir() else [path]
+    arrays = [_mapped(file) for file in files]
+    for file, array in zip(files, arrays, strict=True):
+        if array.shape[1:] != arrays[0].shape[1:] or array.dtype != arrays[0].dtype:
+            raise ValueError(f"{file} has rows of another shape or dtype than {files[0]}; all parts must be alike.")
+    number = sum(len(array) for array in arrays)
+    start, stop = number * rank // world, number * (rank + 1) // world
+    own, before = [], 0
+    for array in arrays:
+        own.append(array[max(0, start - before) : max(0, stop - before)])
+        before += len(array)
+    own = [part for part in own if len(part)] or [arrays[0][:0]]
+    return torch.from_numpy(own[0] if len(own) == 1 else np.concatenate(own))
+
+
+def _parts(folder: Path) -> list[Path]:
+    """The files of a folder in order, without those that a process left half-written when it was killed."""
+    files = sorted((file for file in folder.glob("*.npy") if not file.name.startswith(".")), key=_by_numbers)
+    if not files:
+        raise ValueError(f"{folder} must hold .npy files, one row a node; there are none.")
+    for world in {int(match[1]) for file in files if (match := re.fullmatch(r"\d+-of-(\d+)\.npy", file.name))}:
+        wanted = [part_path(folder, "", rank, world) for rank in range(world)]
+        missing = [part.name for part in wanted if not part.exists()]
+        if missing:
+            raise ValueError(f"{folder} lacks {', '.join(missing)}: the run that wrote it did not end; run it again.")
+    return files
+
+
+def part_path(folder: str | os.PathLike, name: str, rank: int | None = None, world: int | None = None) -> Path:
+    """Where :func:`save_part` writes the rows of this process."""
+    rank = dist.get_rank() if rank is None else rank
+    world = dist.get_world_size() if world is None else world
+    return Path(folder) / name / f"{rank:05d}-of-{world:05d}.npy"
+
+
+def _by_numbers(path: Path) -> list:
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path.name)]
+
+
+def _mapped(path: Path) -> np.ndarray:
+    try:
+        array = np.load(path, mmap_mode="c", allow_pickle=False)  # copy on write: torch wants memory it could write to
+    except FileNotFoundError as error:
+        raise ValueError(f"{path} does not exist.") from error
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} must be a .npy file of numbers, or a folder of them; write one with numpy.save.") from error
+    if not isinstance(array, np.ndarray) or array.ndim == 0 or array.dtype.kind not in "fiub":
+        raise ValueError(f"{path} must be a .npy file with one row a node.")
+    if not array.dtype.isnative or array.dtype.itemsize > 8:
+        raise ValueError(
+            f"{path} has numbers of dtype {array.dtype.str}, which torch does not know; save them as float32 or float64."
+        )
+    return array
+
+
+def save_part(folder: str | os.PathLike, name: str, values: Tensor, rank: int | None = None, world: int | None = None) -> Path:
+    """Write the rows of this process to ``folder/name/00000-of-00004.npy``, whole or not at all; :func:`load_shard` reads the
+    folder back. Parts that another number of processes has left there are removed."""
+    target = part_path(folder, name, rank, world)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if target.name.startswith("00000-"):
+        for old in target.parent.glob("*-of-*.npy"):
+            if old.name.rpartition("-")[2] != target.name.rpartition("-")[2]:
+                old.unlink(missing_ok=True)
+    with whole_file(target) as temporary:
+        np.save(temporary, values.detach().cpu().numpy())
+    return target

@@ -1,0 +1,1 @@
+"""What knows no mathematics: checks of input and their messages, files, memory, progress."""

@@ -1,0 +1,308 @@
+"""The command line, by running it."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import trimesh
+
+from swing_gp import GraphGPRegressor
+from swing_gp.cli import normals as command
+from swing_gp.cli.main import main
+from swing_gp.io.meshes import Mesh
+from swing_gp.io.pictures import angles_between, view_directions
+from swing_gp.io.tables import TableError, load_table, save_table
+
+PNG = b"\x89PNG"
+
+
+@pytest.fixture
+def ball(tmp_path):
+    path = tmp_path / "ball.ply"
+    trimesh.creation.icosphere(subdivisions=3).export(path)
+    return path
+
+
+def run(*arguments):
+    """In a process of its own, as people do."""
+    command = [sys.executable, "-m", "swing_gp", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+
+
+# Normals
+
+
+def test_normals_from_end_to_end(ball, tmp_path):
+    result = run("normals", ball, "--out", tmp_path / "out")
+    assert result.returncode == 0, result.stderr
+    assert "642 vertices" in result.stdout
+    assert "cosine" in result.stdout
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["known"] == 128
+    assert report["scores"]["cosine"] > 0.999 > report["scores"]["nearest"]
+    assert report["seconds"]["predict"] > 0
+    assert report["memory_gigabytes"] > 0
+    assert (tmp_path / "out" / "normals.png").read_bytes()[:4] == PNG
+    mesh = trimesh.load(tmp_path / "out" / "normals.ply", process=False)
+    assert float((mesh.vertex_normals * mesh.vertices).sum(-1).mean()) > 0.999
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["normals.ply", "normals.png", "report.json"]
+
+
+@pytest.mark.parametrize("suffix", ["stl", "ply", "obj", "off", "npz"])
+def test_every_format(tmp_path, suffix, capsys):
+    path = tmp_path / f"ball.{suffix}"
+    ball = trimesh.creation.icosphere(subdivisions=2)
+    if suffix == "npz":
+        np.savez(path, vertices=ball.vertices, faces=ball.faces)
+    else:
+        ball.export(path)
+    assert main(["normals", str(path), "--out", str(tmp_path / "out"), "--mask", "0.5"]) == 0
+    assert "162 vertices" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("rule", ["gp", "paper", "normalized"])
+def test_rules_and_given_settings(ball, tmp_path, rule):
+    words = ["--noise", "0.01"] if rule == "gp" else []
+    arguments = ["normals", str(ball), "--rule", rule, "--lengthscale", "0.2", "--time", "3", "--features", "neighbors", *words]
+    assert main([*arguments, "--out", str(tmp_path / "out")]) == 0
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["rule"] == rule
+    assert report["series"] == "Diffusion(time=3)"
+    assert report["features"]["method"] == "neighbors"
+    assert report["selection"] is None
+    assert report["scores"]["cosine"] > 0.98
+
+
+def test_a_mask_of_its_own_seed(ball):
+    mesh = trimesh.load(ball, process=False)
+    normals = command.vertex_normals(Mesh(np.asarray(mesh.vertices), np.asarray(mesh.faces)))
+    known, masked = command.split(normals, 0.8, 0)
+    again, _ = command.split(normals, 0.8, 0)
+    other, _ = command.split(normals, 0.8, 1)
+    assert known.tolist() == again.tolist() != other.tolist()
+    assert sorted([*known.tolist(), *masked.tolist()]) == list(range(642))
+
+
+@pytest.mark.parametrize("mask", ["0", "1", "-0.2", "1.5", "nan"])
+def test_masks_that_make_no_sense(ball, tmp_path, mask, capsys):
+    assert main(["normals", str(ball), "--mask", mask, "--out", str(tmp_path / "out")]) == 2
+    assert "--mask must lie between 0 and 1" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--lengthscale", "-1"], "--lengthscale must be positive"),
+        (["--noise", "0.1"], "--noise belongs to --rule gp and to a given --lengthscale"),
+        (["--num-features", "0"], "--num-features must be positive"),
+    ],
+)
+def test_options_that_make_no_sense(ball, tmp_path, words, message, capsys):
+    assert main(["normals", str(ball), "--out", str(tmp_path / "out"), *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_wrong_words_end_with_two(ball):
+    for words in (["normals", str(ball)], ["normals", str(ball), "--rule", "best", "--out", "x"], ["paint"], []):
+        with pytest.raises(SystemExit) as stop:
+            main(words)
+        assert stop.value.code == 2
+
+
+@pytest.mark.parametrize("damage", ["truncated", "text", "absent"])
+def test_files_that_are_no_meshes(ball, tmp_path, damage):
+    if damage == "absent":
+        ball.unlink()
+    else:
+        whole = ball.read_bytes()
+        ball.write_bytes(whole[: len(whole) // 2] if damage == "truncated" else b"not a mesh\n" * 50)
+    result = run("normals", ball, "--out", tmp_path / "out")
+    assert result.returncode == 1
+    assert "ball.ply" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_cannot_be_written(ball, tmp_path, capsys):
+    (tmp_path / "file").write_text("in the way")
+    for out in (tmp_path / "file", tmp_path / "file" / "below"):
+        assert main(["normals", str(ball), "--out", str(out)]) == 1
+        assert "file" in capsys.readouterr().err
+    if os.geteuid() != 0:  # nothing is closed to root
+        closed = tmp_path / "closed"
+        closed.mkdir(mode=0o500)
+        assert main(["normals", str(ball), "--out", str(closed)]) == 1
+
+
+def test_too_few_vertices(tmp_path, capsys):
+    path = tmp_path / "tiny.obj"
+    path.write_text("v 0 0 0\nv 1 0 0\nv 0 1 0\nf 1 2 3\n")
+    assert main(["normals", str(path), "--out", str(tmp_path / "out")]) == 1
+    assert "too few" in capsys.readouterr().err
+
+
+def test_vertices_without_a_normal_are_left_out_of_the_score(tmp_path, capsys):
+    ball = trimesh.creation.icosphere(subdivisions=2)
+    vertices = np.concatenate([ball.vertices, [[2.0, 0, 0], [3, 0, 0], [4, 0, 0]]])
+    np.savez(tmp_path / "ball.npz", vertices=vertices, faces=np.concatenate([ball.faces, [[162, 163, 164]]]))
+    assert main(["normals", str(tmp_path / "ball.npz"), "--out", str(tmp_path / "out")]) == 0
+    assert "1 faces without an area, 3 vertices without a normal" in capsys.readouterr().out
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert (report["degenerate_faces"], report["vertices_without_normal"], report["vertices"]) == (1, 3, 165)
+
+
+def test_nothing_is_half_written(ball, tmp_path, monkeypatch):
+    def stop(*arguments, **words):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "normals_picture", stop)
+    assert main(["normals", str(ball), "--out", str(tmp_path / "out")]) == 130
+    for path in (tmp_path / "out").iterdir():
+        assert path.name == "normals.ply"
+        assert len(trimesh.load(path, process=False).vertices) == 642
+
+
+@pytest.mark.parametrize(("package", "extra"), [("matplotlib", "plots"), ("trimesh", "meshes")])
+def test_a_missing_package_is_named_before_any_work(tmp_path, package, extra, monkeypatch, capsys):
+    np.savez(tmp_path / "ball.npz", vertices=np.eye(3), faces=np.array([[0, 1, 2]]))
+    monkeypatch.setitem(sys.modules, package, None)
+    assert main(["normals", str(tmp_path / "ball.npz"), "--out", str(tmp_path / "out")]) == 1
+    assert f"swing_gp[{extra}]" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+# Regression
+
+
+@pytest.fixture
+def table(tmp_path):
+    rng = np.random.default_rng(0)
+    x = rng.uniform(size=(220, 2))
+    y = np.sin(6 * x[:, 0]) + 0.1 * rng.standard_normal(220)
+    cells = [f"{value:.6f}" for value in y]
+    cells[:20] = [""] * 20
+    path = tmp_path / "sites.csv"
+    save_table(path, {"east": x[:, 0], "north": x[:, 1], "height": cells, "name": [f"site {i}" for i in range(220)]})
+    return path
+
+
+def test_regression_from_end_to_end(table, tmp_path):
+    result = run("regress", table, "--x", "east,north", "--y", "height", "--steps", "30", "--out", tmp_path / "out")
+    assert result.returncode == 0, result.stderr
+    assert "220 rows; 160 to learn from, 40 held out, 20 without a target" in result.stdout
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    score = report["scores"]["height"]
+    assert score["rmse"] < 0.3 * score["rmse_of_the_mean"]
+    assert 0.8 < score["coverage_95"] <= 1
+    predictions = load_table(tmp_path / "out" / "predictions.csv")
+    assert len(predictions["height_mean"]) == 220
+    truth = np.sin(6 * predictions["east"][:20])
+    assert np.abs(predictions["height_mean"][:20] - truth).mean() < 0.15
+    assert (tmp_path / "out" / "regression.png").read_bytes()[:4] == PNG
+    model = GraphGPRegressor.load(tmp_path / "out" / "model.pt")
+    x = np.stack([predictions["east"], predictions["north"]], 1)
+    np.testing.assert_allclose(model.predict(x), predictions["height_mean"], rtol=1e-6, atol=1e-6)
+
+
+def test_several_targets_from_npz(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    x = rng.uniform(size=(120, 2)).astype(np.float32)
+    y = np.stack([np.sin(5 * x[:, 0]), x[:, 1]], 1)
+    np.savez(tmp_path / "t.npz", X=x, y=y, feature_names=np.array(["a", "b"]), target_name=np.array(["s", "l"]))
+    out = str(tmp_path / "out")
+    arguments = ["regress", str(tmp_path / "t.npz"), "--x", "a,b", "--y", "s,l", "--steps", "20", "--out", out]
+    assert main(arguments) == 0
+    assert set(json.loads((tmp_path / "out" / "report.json").read_text())["scores"]) == {"s", "l"}
+    capsys.readouterr()
+    assert main([*arguments[:3], "a,c", *arguments[4:]]) == 2
+    assert "--x: no column of numbers c; the table has a, b, s, l" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["--x", "east,name", "--y", "height"], 2, "no column of numbers name"),
+        (["--x", "east", "--y", "east"], 2, "input and target at once"),
+        (["--x", "east", "--y", "height", "--holdout", "1"], 2, "--holdout must lie between 0 and 1"),
+        (["--x", "east", "--y", "height", "--steps", "-1"], 2, "--steps must not be negative"),
+    ],
+)
+def test_regressions_that_make_no_sense(table, tmp_path, words, code, message, capsys):
+    assert main(["regress", str(table), *words, "--out", str(tmp_path / "out")]) == code
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("", "empty"), ("a,b\n", "empty"), ("a,a\n1,2\n", "one name"), ("a,b\n1,2\n3\n", "line 3: 1 cells, but 2 columns")],
+)
+def test_tables_that_are_none(tmp_path, text, message, capsys):
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(TableError, match=message):
+        load_table(tmp_path / "t.csv")
+    assert main(["regress", str(tmp_path / "t.csv"), "--x", "a", "--y", "b", "--out", str(tmp_path / "out")]) == 1
+    assert "t.csv" in capsys.readouterr().err
+
+
+def test_blank_lines_are_skipped(tmp_path):
+    (tmp_path / "t.csv").write_text("a,b\n1,2\n\n3,\n\n")
+    columns = load_table(tmp_path / "t.csv")
+    np.testing.assert_array_equal(columns["a"], [1, 3])
+    np.testing.assert_array_equal(columns["b"], [2, np.nan])
+    (tmp_path / "t.csv").write_text("a,b\n\n1\n")  # lines are counted as they are in the file
+    with pytest.raises(TableError, match="line 3: 1 cells"):
+        load_table(tmp_path / "t.csv")
+    (tmp_path / "t.csv").write_text("\n\n")
+    with pytest.raises(TableError, match="empty"):
+        load_table(tmp_path / "t.csv")
+
+
+def test_other_files_are_no_tables(tmp_path):
+    with pytest.raises(TableError, match="CSV or an NPZ"):
+        load_table(tmp_path / "t.xlsx")
+    with pytest.raises(FileNotFoundError, match="no such file"):
+        load_table(tmp_path / "t.csv")
+    (tmp_path / "t.npz").write_bytes(b"PK nothing")
+    with pytest.raises(TableError, match="damaged"):
+        load_table(tmp_path / "t.npz")
+    np.savez(tmp_path / "u.npz", a=np.ones(3), b=np.ones(4))
+    with pytest.raises(TableError, match="different lengths: 3, 4"):
+        load_table(tmp_path / "u.npz")
+
+
+def test_gaps_and_words_in_tables(tmp_path):
+    (tmp_path / "t.csv").write_text("a, b,word,gap\n1,nan,x,\n2,,y,\n")
+    columns = load_table(tmp_path / "t.csv")
+    assert set(columns) == {"a", "b", "gap"}
+    np.testing.assert_array_equal(columns["a"], [1, 2])
+    assert np.isnan(columns["b"]).all()
+
+
+def test_help_teaches(capsys):
+    for words, content in ((["--help"], "normals"), (["normals", "--help"], "exit codes"), (["regress", "-h"], "examples")):
+        with pytest.raises(SystemExit) as stop:
+            main(words)
+        assert stop.value.code == 0
+        assert content in capsys.readouterr().out
+
+
+# Pictures
+
+
+def test_views_are_rotations():
+    for size in ([1.0, 1, 1], [1, 3, 1], [5, 4, 0.2], [0.1, 2, 2]):
+        box = trimesh.creation.box(extents=size)
+        view = view_directions(Mesh(np.asarray(box.vertices), np.asarray(box.faces)))
+        np.testing.assert_allclose(view @ view.T, np.eye(3), atol=1e-12)
+        assert np.linalg.det(view) == pytest.approx(1)
+
+
+def test_angles():
+    one = np.array([[1.0, 0, 0], [0, 2, 0], [0, 0, 0]])
+    two = np.array([[1.0, 1, 0], [0, -1, 0], [0, 0, 1]])
+    np.testing.assert_allclose(angles_between(one, two), [45, 180, 90])

@@ -1,0 +1,198 @@
+"""The one-call regressor and the solves for notebooks."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from linear_operator.operators import to_linear_operator
+from oracles import cloud, dense_kernel, relative
+from sklearn.base import clone
+
+from swing_gp import (
+    ConvergenceWarning,
+    Diffusion,
+    Gaussian,
+    GraphGPRegressor,
+    ImplicitGraph,
+    graph_kernel,
+    solve,
+)
+from swing_gp.graphs.spacing import neighbor_distance
+from swing_gp.models.regressor import KERNELS, MULTIPLES, NEIGHBOR
+
+
+def data(number=300, seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.uniform(size=(number, 2)) * [3.0, 50.0] + [10.0, -5.0]
+    y = 20 * np.sin(2 * x[:, 0]) + 0.3 * x[:, 1] + 100 + 0.5 * rng.standard_normal(number)
+    return x, y
+
+
+@pytest.mark.parametrize("features", ["auto", "landmarks", "grid", "neighbors"])
+def test_learns_and_beats_the_mean(features):
+    x, y = data()
+    model = GraphGPRegressor(features=features, max_steps=40).fit(x[:200], y[:200], X_unlabeled=x[200:])
+    assert model.score(x[200:], y[200:]) > 0.9
+    assert model.losses_[-1] < model.losses_[0]
+    mean, std = model.predict(x[200:], return_std=True)
+    np.testing.assert_allclose(mean, model.predict(x[200:]))
+    inside = np.abs(mean - y[200:]) < 1.96 * np.sqrt(std**2 + model.noise_**2)
+    assert 0.85 < inside.mean() <= 1.0
+    new = data(50, seed=1)[0]  # off the graph
+    assert np.isfinite(model.predict(new)).all()
+    samples = model.sample_y(x[200:], 400, random_state=1)
+    assert samples.shape == (100, 400)
+    np.testing.assert_allclose(samples.mean(1), mean, atol=5 * float(std.max()) / 20)
+    np.testing.assert_allclose(samples.std(1).mean(), std.mean(), rtol=0.1)
+
+
+def test_its_first_guess_already_beats_the_mean():
+    x, y = data()
+    model = GraphGPRegressor(max_steps=0).fit(x[:200], y[:200], X_unlabeled=x[200:])
+    assert model.score(x[200:], y[200:]) > 0.5
+
+
+@pytest.mark.parametrize("kernel", ["matern", "regularized_laplacian", "random_walk", "inverse_cosine"])
+def test_every_kernel(kernel):
+    x, y = data(200)
+    model = GraphGPRegressor(kernel, max_steps=25, ard=True).fit(x[:150], y[:150])
+    assert model.score(x[150:], y[150:]) > 0.4  # some of these reach only a few lengthscales far
+
+
+def test_several_targets_are_those_targets():
+    x, y = data(150)
+    both = np.stack([y, -2 * y + 7], axis=1)
+    model = GraphGPRegressor(max_steps=10, features="landmarks").fit(x[:100], both[:100])
+    mean, std = model.predict(x[100:], return_std=True)
+    assert mean.shape == std.shape == (50, 2)
+    np.testing.assert_allclose(mean[:, 1], -2 * mean[:, 0] + 7, rtol=1e-6)
+    np.testing.assert_allclose(std[:, 1], 2 * std[:, 0], rtol=1e-6)
+    assert model.sample_y(x[:7], 3).shape == (7, 2, 3)
+    single = GraphGPRegressor(max_steps=10, features="landmarks").fit(x[:100], y[:100])
+    np.testing.assert_allclose(single.predict(x[100:]), mean[:, 0], rtol=1e-6)
+
+
+def test_one_seed_one_result_and_files_round_trip(tmp_path):
+    x, y = data(150)
+    fit = lambda: GraphGPRegressor(max_steps=8, seed=3).fit(x[:100], y[:100], x[100:])  # noqa: E731
+    model = fit()
+    mean, std = model.predict(x[100:], return_std=True)
+    np.testing.assert_array_equal(mean, fit().predict(x[100:]))
+    model.save(tmp_path / "model.pt")
+    for other in (GraphGPRegressor.load(tmp_path / "model.pt"), copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        again, deviation = other.predict(x[100:], return_std=True)
+        np.testing.assert_allclose(again, mean, rtol=1e-9)
+        np.testing.assert_allclose(deviation, std, rtol=1e-7)
+        assert other.get_params() == model.get_params()
+    assert [path.name for path in tmp_path.iterdir()] == ["model.pt"]
+    with pytest.raises((OSError, RuntimeError)):
+        model.save(tmp_path / "missing" / "model.pt")
+    assert clone(model).get_params() == model.get_params()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x, y: GraphGPRegressor().fit(x, np.where(np.arange(len(y)) == 3, np.nan, y)), "move rows without a target"),
+        (lambda x, y: GraphGPRegressor().fit(x, y[:-1]), "y must have shape"),
+        (lambda x, y: GraphGPRegressor().fit(x[:, 0], y), "X must have shape"),
+        (lambda x, y: GraphGPRegressor().fit(np.where(x > 12, np.nan, x), y), "X must be finite"),
+        (lambda x, y: GraphGPRegressor().fit(x, y, X_unlabeled=x[:, :1]), "X_unlabeled must have 2 columns"),
+        (lambda x, y: GraphGPRegressor("rbf").fit(x, y), "kernel must be one of"),
+        (lambda x, y: GraphGPRegressor(max_steps=1).fit(x, y).predict(x[:, :1]), "X must have 2 columns as in fit"),
+    ],
+)
+def test_bad_input(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(*data(60))
+
+
+def test_constant_columns_and_repeated_rows():
+    x, y = data(80)
+    x[:, 1] = 4.0
+    x[40:] = x[:40]
+    model = GraphGPRegressor(max_steps=5).fit(x, y)
+    assert np.isfinite(model.predict(x, return_std=True)).all()
+
+
+# Solves
+
+
+@pytest.mark.parametrize(("features", "method"), [("landmarks", "woodbury"), ("grid", "pcg"), ("neighbors", "cg")])
+def test_solve_says_how(features, method):
+    graph = ImplicitGraph(cloud(300, 2), Gaussian(0.1))
+    operator = graph_kernel(
+        graph, Diffusion(2.0), features=features, tol=1e-9, num_features=300 if method == "woodbury" else None
+    )
+    b = torch.randn(300, 2, generator=torch.Generator().manual_seed(0)).double()
+    noise = torch.linspace(0.05, 0.2, 300, dtype=torch.float64)
+    truth = torch.linalg.solve(dense_kernel(graph, Diffusion(2.0)) + torch.diag(noise), b)
+    result = solve(operator, b, noise, tol=1e-8)
+    assert relative(result.solution, truth) < 1e-6
+    assert result.method == method
+    assert result.converged
+    assert result.residuals[-1] < 1e-7
+    assert len(result.residuals) == result.iterations + 1
+    assert (result.iterations == 0) == (method == "woodbury")
+    one = solve(operator, b[:, 0], 0.1)
+    assert one.solution.shape == (300,)
+
+
+def test_solve_of_any_operator_and_its_preconditioned_form():
+    graph = ImplicitGraph(cloud(2500, 2), Gaussian(0.1))
+    operator = graph_kernel(graph, Diffusion(5.0), features="grid", tol=1e-9)
+    result = solve(operator, torch.ones(2500).double(), 1e-3)
+    assert result.method == "pcg"
+    assert result.converged
+    dense = torch.eye(5).double() * torch.arange(1.0, 6.0).double()
+    any_result = solve(to_linear_operator(dense), torch.ones(5).double(), 0.5)
+    torch.testing.assert_close(any_result.solution, 1 / (torch.arange(1.0, 6.0).double() + 0.5))
+
+
+def test_solve_reports_failure_and_refuses_nonsense():
+    operator = graph_kernel(ImplicitGraph(cloud(200, 2), Gaussian(0.05)), Diffusion(5.0), features="neighbors")
+    b = torch.randn(200, generator=torch.Generator().manual_seed(0)).double()
+    with pytest.warns(ConvergenceWarning, match="Raise max_iterations"):
+        assert not solve(operator, b, 1e-3, max_iterations=2).converged
+    for call, message in (
+        (lambda: solve(operator, b, 0.0), "noise must be positive"),
+        (lambda: solve(operator, b[:-1], 0.1), "rhs must have 200 rows"),
+        (lambda: solve(operator, b.float(), 0.1), "rhs must be torch.float64"),
+        (lambda: solve(operator, b * torch.nan, 0.1), "rhs must be finite"),
+        (lambda: solve(operator, b, 0.1, tol=0.0), "tol must be positive"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
+def test_the_log_determinant_comes_with_its_error():
+    graph = ImplicitGraph(cloud(1500, 2), Gaussian(0.05))
+    noisy = graph_kernel(graph, Diffusion(3.0), features="grid", tol=1e-9).add_diagonal(torch.tensor(0.05).double())
+    value, error = noisy.logdet_with_error()
+    truth = torch.logdet(dense_kernel(graph, Diffusion(3.0)) + 0.05 * torch.eye(1500).double())
+    assert abs(value - float(truth)) < 4 * error
+    assert error < 0.02 * abs(float(truth))
+
+
+@pytest.mark.parametrize("name", ["diffusion", "matern"])
+def test_training_starts_at_the_likeliest_of_a_few_values(name):
+    rng = np.random.default_rng(0)
+    angle = 15 * rng.uniform(size=500) ** 0.5 + 2
+    X = np.stack([angle * np.cos(angle), angle * np.sin(angle)], -1) / 30  # a ribbon, which only long walks follow
+    y = np.sin(angle)
+    model = GraphGPRegressor(name, max_steps=0).fit(X[:40], y[:40], X_unlabeled=X[40:])
+    kernel = model.model_.graph_kernel
+    chosen = float(model.model_.loss())
+    with torch.no_grad():
+        spacing = neighbor_distance(kernel.nodes.points.numpy(), NEIGHBOR)
+        losses = []
+        for multiple in MULTIPLES:
+            for start in KERNELS[name][2]:
+                kernel.initialize(lengthscale=multiple * spacing, **start)
+                losses.append(float(model.model_.loss()))
+    assert chosen == pytest.approx(min(losses))
+    assert max(losses) > min(losses) + 0.05
