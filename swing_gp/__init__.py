@@ -15,7 +15,6 @@ from swing_gp.features import (
     NeighborFeatures,
     PairwiseFeatures,
     PositiveFeatures,
-    StreamedLandmarks,
 )
 from swing_gp.features.auto import Choice
 from swing_gp.gp import (
@@ -38,79 +37,29 @@ from swing_gp.operators.diagnostics import ErrorEstimate
 from swing_gp.operators.graph_kernel import graph_kernel
 from swing_gp.operators.grf import GRFLinearOperator, grf_kernel
 from swing_gp.operators.grid_kernel import GridKernelLinearOperator
-from swing_gp.operators.low_rank_kernel import FeatureKernelLinearOperator, SeriesLinearOperator
+from swing_gp.operators.low_rank_kernel import FeatureKernelLinearOperator
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 from swing_gp.operators.matrix_free import to_scipy
+from swing_gp.operators.polynomial_kernel import SeriesLinearOperator
 from swing_gp.operators.solvers import Solution, solve
 from swing_gp.operators.swing import SwingLinearOperator
 from swing_gp.operators.walks import Walks
+from swing_gp.parallel.streamed_landmarks import StreamedLandmarks
 from swing_gp.parallel.streaming import StreamedGP, StreamedKernel
-from swing_gp.series.families import (
-    Diffusion,
-    InverseCosine,
-    Matern,
-    PowerSeries,
-    RandomWalk,
-    RegularizedLaplacian,
-    Series,
-)
+from swing_gp.series.base import Series
+from swing_gp.series.families import Diffusion, InverseCosine, Matern, PowerSeries, RandomWalk, RegularizedLaplacian
 from swing_gp.series.log_matern import LogMatern
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "AccuracyWarning",
-    "AdjacencyLinearOperator",
-    "Ball",
-    "Choice",
-    "ConvergenceWarning",
-    "DenseFeatures",
-    "Diffusion",
-    "DiffusionKernel",
-    "EdgeFunction",
-    "ErrorEstimate",
-    "FeatureKernelLinearOperator",
-    "FeatureMap",
-    "FourierFeatures",
-    "FourierGrid",
-    "GRFLinearOperator",
-    "Gaussian",
-    "GraphGPRegressor",
-    "GraphKernel",
-    "GridFeatures",
-    "GridKernelLinearOperator",
-    "ImplicitGraph",
-    "Interpolation",
-    "InverseCosine",
-    "InverseCosineKernel",
-    "LandmarkFeatures",
-    "Laplace",
-    "LogMatern",
-    "LogMaternKernel",
-    "LowRankPlusDiagonal",
-    "Matern",
-    "MaternGraphKernel",
-    "NeighborFeatures",
-    "PairwiseFeatures",
-    "PositiveFeatures",
-    "PowerSeries",
-    "RandomWalk",
-    "RandomWalkKernel",
-    "RegularizedLaplacian",
-    "RegularizedLaplacianKernel",
-    "Series",
-    "SeriesLinearOperator",
-    "Solution",
-    "SpectralEdge",
-    "StreamedGP",
-    "StreamedKernel",
-    "StreamedLandmarks",
-    "SwingLinearOperator",
-    "Walks",
-    "adjacency",
-    "graph_kernel",
-    "grf_kernel",
-    "interpolate",
-    "solve",
+    "AccuracyWarning", "AdjacencyLinearOperator", "Ball", "Choice", "ConvergenceWarning", "DenseFeatures", "Diffusion",
+    "DiffusionKernel", "EdgeFunction", "ErrorEstimate", "FeatureKernelLinearOperator", "FeatureMap", "FourierFeatures",
+    "FourierGrid", "GRFLinearOperator", "Gaussian", "GraphGPRegressor", "GraphKernel", "GridFeatures",
+    "GridKernelLinearOperator", "ImplicitGraph", "Interpolation", "InverseCosine", "InverseCosineKernel", "LandmarkFeatures",
+    "Laplace", "LogMatern", "LogMaternKernel", "LowRankPlusDiagonal", "Matern", "MaternGraphKernel", "NeighborFeatures",
+    "PairwiseFeatures", "PositiveFeatures", "PowerSeries", "RandomWalk", "RandomWalkKernel", "RegularizedLaplacian",
+    "RegularizedLaplacianKernel", "Series", "SeriesLinearOperator", "Solution", "SpectralEdge", "StreamedGP", "StreamedKernel",
+    "StreamedLandmarks", "SwingLinearOperator", "Walks", "adjacency", "graph_kernel", "grf_kernel", "interpolate", "solve",
     "to_scipy",
-]
+]  # fmt: skip

@@ -1,1 +1,1 @@
-"""The commands of ``swing-gp``, one a module: its arguments, and what it does with them."""
+"""The commands of ``swing-gp``, one per module: its arguments, and what it does with them."""

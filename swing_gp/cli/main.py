@@ -5,27 +5,23 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from swing_gp.cli import normals, regress, sharded
 from swing_gp.cli.output import UsageError
-
-__all__ = ["main"]
+from swing_gp.parallel import ShardError
 
 COMMANDS = {"normals": normals, "regress": regress, "sharded": sharded}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; the exit code is 0, or 1 for files that cannot be used, or 2 for wrong arguments."""
-    parser = _parser()
-    parsed = parser.parse_args(arguments)
+    """Run a command. The exit code is 0, 1 for files that cannot be used, 2 for wrong arguments, 130 if interrupted."""
+    parsed = _parser().parse_args(arguments)
     try:
         COMMANDS[parsed.command].run(parsed)
-    except UsageError as error:
+    except (UsageError, ShardError, OSError, ValueError, ImportError) as error:  # each says what is wrong, and with what
         print(f"swing-gp {parsed.command}: error: {error}", file=sys.stderr)
-        return 2
-    except (OSError, ValueError, ImportError) as error:  # each says what is wrong with which file or option
-        print(f"swing-gp {parsed.command}: error: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, UsageError) else 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
@@ -39,12 +35,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, module in COMMANDS.items():
-        command = commands.add_parser(
-            name,
-            help=module.DESCRIPTION.splitlines()[0],
-            description=module.DESCRIPTION,
-            epilog=module.EXAMPLES,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
+        texts = {"help": module.DESCRIPTION.splitlines()[0], "description": module.DESCRIPTION, "epilog": module.EXAMPLES}
+        command = commands.add_parser(name, formatter_class=argparse.RawDescriptionHelpFormatter, **texts)
         module.add_arguments(command)
+        command.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the results go")
     return parser

@@ -1,11 +1,12 @@
-"""What commands share: a folder that can be written to, reports, and errors that end in an exit code."""
+"""What commands share: checks of options, the folder of results, printed lines and reports."""
 
 from __future__ import annotations
 
+import argparse
 import json
-import os
 import platform
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -13,34 +14,44 @@ import torch
 
 from swing_gp.utils.files import whole_file
 
-__all__ = ["UsageError", "prepare_folder", "progress_wanted", "save_report"]
-
 
 class UsageError(Exception):
-    """Arguments that make no sense; exit code 2."""
+    """Wrong arguments; exit code 2."""
+
+
+def check_options(arguments: argparse.Namespace, *positive: str, share: str | None = None) -> None:
+    """Refuse a share outside of (0, 1), options that are given and not positive, and negative ``--steps``."""
+    if share is not None and not 0 < (value := getattr(arguments, share)) < 1:
+        raise UsageError(f"--{share} must lie between 0 and 1, both excluded, got {value:g}.")
+    for name in positive:
+        value = getattr(arguments, name)
+        if value is not None and not value > 0:
+            raise UsageError(f"--{name.replace('_', '-')} must be positive, got {value}.")
+    if getattr(arguments, "steps", 0) < 0:
+        raise UsageError(f"--steps must not be negative, got {arguments.steps}.")
 
 
 def prepare_folder(path: Path) -> Path:
-    """Make the folder and write to it once, so that hours of work do not end at a closed door."""
+    """Make the folder and write to it once, so that a folder without permission fails before the work, not after it."""
     path.mkdir(parents=True, exist_ok=True)
-    probe = path / f".{os.getpid()}.probe"
-    try:
-        probe.write_bytes(b"")
-    finally:
-        probe.unlink(missing_ok=True)
+    tempfile.TemporaryFile(dir=path).close()
     return path
 
 
+def print_line(label: str, text: str) -> None:
+    print(f"{label:<9} {text}", flush=True)
+
+
 def save_report(path: Path, content: dict[str, Any]) -> None:
-    """As JSON, whole or absent, with what is needed to make it again."""
+    """Write the report as JSON, whole or not at all, with the versions and threads it was made with."""
     from swing_gp import __version__
 
     machine = {"python": platform.python_version(), "torch": torch.__version__, "threads": torch.get_num_threads()}
-    content = {**content, "swing_gp": __version__, **machine}
+    text = json.dumps({**content, "swing_gp": __version__, **machine}, indent=1, allow_nan=False)
     with whole_file(path) as temporary:
-        temporary.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        temporary.write_text(text + "\n", encoding="utf-8")
 
 
 def progress_wanted() -> bool:
-    """Progress bars are for people: not for files and pipes."""
+    """Progress bars are for terminals, not for files and pipes."""
     return sys.stderr.isatty()

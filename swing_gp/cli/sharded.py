@@ -14,14 +14,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from swing_gp.cli.output import UsageError, prepare_folder, progress_wanted, save_report
+from swing_gp.cli.output import UsageError, check_options, prepare_folder, progress_wanted, save_report
 from swing_gp.gp import DiffusionKernel
-from swing_gp.parallel.files import ShardError, Shards, load_shard, part_path, save_part, sharded
-from swing_gp.parallel.shards import count, everywhere, total
+from swing_gp.graphs.edges import Gaussian
+from swing_gp.graphs.implicit import ImplicitGraph
+from swing_gp.parallel import Shards, load_shard, part_path, save_part
 from swing_gp.parallel.streaming import StreamedGP
 from swing_gp.utils.memory import peak_gigabytes
-
-__all__ = ["add_arguments", "run"]
 
 START_NOISE = 0.1
 # Of the diagonal of W; a kernel on landmarks that leave out more is another kernel.
@@ -56,57 +55,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--landmarks", type=int, default=64, metavar="K", help="(%(default)s)")
     parser.add_argument("--steps", type=int, default=50, help="of training (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the landmarks (%(default)s)")
-    parser.add_argument(
-        "--timeout", type=float, default=300, metavar="S", help="after which a silent process is lost (%(default)s)"
-    )
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the results go")
+    parser.add_argument("--timeout", type=float, default=300, metavar="S", help="until a silent process is lost (%(default)s)")
 
 
 def run(arguments: argparse.Namespace) -> None:
     if (arguments.values is None) == (arguments.targets is None):
         raise UsageError("give either --values, for a product, or --targets, for a regression.")
-    for name in ("lengthscale", "time", "landmarks", "timeout"):
-        if not getattr(arguments, name) > 0:
-            raise UsageError(f"--{name} must be positive, got {getattr(arguments, name)}.")
-    if arguments.steps < 0:
-        raise UsageError(f"--steps must not be negative, got {arguments.steps}.")
+    check_options(arguments, "lengthscale", "time", "landmarks", "timeout")
     if "RANK" not in os.environ:
         raise UsageError("there is no process group: start with `torchrun --nproc-per-node P -m swing_gp sharded ...`.")
     dist.init_process_group("gloo", timeout=timedelta(seconds=arguments.timeout))
     try:
-        with sharded() as shards:
-            _work(arguments, shards)
-    except ShardError as error:
-        raise ValueError(str(error)) from error
+        _work(arguments, Shards())
     finally:
         dist.destroy_process_group()
 
 
 def _work(arguments: argparse.Namespace, shards: Shards) -> None:
     start = time.perf_counter()
-    points, column = _loaded(arguments)
-    _clear(prepare_folder(arguments.out), shards.rank)
-    kernel = DiffusionKernel(
-        points,
-        lengthscale=arguments.lengthscale,
-        time=arguments.time,
-        features="landmarks",
-        num_features=arguments.landmarks,
-        seed=arguments.seed,
-        normalize=arguments.targets is not None,
-    )
+    points, column = _loaded(arguments, shards)
+    out = prepare_folder(arguments.out)
+    # What an earlier run has left goes first, so that a run that does not end leaves no mixture of the two.
+    for path in (*(part_path(out, name) for name in ("product", "mean", "deviation")), out / "report.json"):
+        path.unlink(missing_ok=True)
+    graph = ImplicitGraph(points, Gaussian(arguments.lengthscale), shards=shards)
+    options = {"features": "landmarks", "num_features": arguments.landmarks, "seed": arguments.seed}
+    kernel = DiffusionKernel(graph, time=arguments.time, normalize=arguments.targets is not None, **options)
     if arguments.values is not None:
         with torch.no_grad():
             streamed, _ = StreamedGP(kernel).streamed_kernel()
             result = streamed.product(column.reshape(len(points), -1))
-        save_part(arguments.out, "product", result.reshape(column.shape))
+        save_part(out, "product", result.reshape(column.shape))
         found: dict = {"residual": streamed.residual()}
     else:
-        found = _regress(arguments, kernel, column)
-    settings = {name: getattr(arguments, name) for name in ("lengthscale", "time", "landmarks", "steps", "seed")}
+        found = _regress(arguments, kernel, column, shards)
     report = {
-        "settings": settings,
-        "nodes": count(len(points)),
+        "settings": {name: getattr(arguments, name) for name in ("lengthscale", "time", "landmarks", "steps", "seed")},
+        "nodes": shards.count(len(points)),
         "processes": shards.size,
         "seconds": time.perf_counter() - start,
         "memory_gigabytes": peak_gigabytes(),
@@ -115,8 +100,8 @@ def _work(arguments: argparse.Namespace, shards: Shards) -> None:
     }
     if shards.rank > 0:
         return
-    save_report(arguments.out / "report.json", report)
-    print(f"{report['nodes']:,} nodes on {shards.size} processes in {report['seconds']:.1f} s: {arguments.out}")
+    save_report(out / "report.json", report)
+    print(f"{report['nodes']:,} nodes on {shards.size} processes in {report['seconds']:.1f} s: {out}")
     if report["residual"] > LARGE_RESIDUAL:
         print(
             f"warning: {arguments.landmarks} landmarks leave a mean residual of {report['residual']:.2g} at lengthscale "
@@ -125,45 +110,34 @@ def _work(arguments: argparse.Namespace, shards: Shards) -> None:
         )
 
 
-def _clear(out: Path, rank: int) -> None:
-    """Take away what an earlier run has left, so that one that does not end leaves no mixture of the two."""
-    for name in ("product", "mean", "deviation"):
-        part_path(out, name).unlink(missing_ok=True)
-    if rank == 0:
-        (out / "report.json").unlink(missing_ok=True)
-
-
-def _loaded(arguments: argparse.Namespace) -> tuple[Tensor, Tensor]:
+def _loaded(arguments: argparse.Namespace, shards: Shards) -> tuple[Tensor, Tensor]:
     """The points of this process and their values or targets, which fit together."""
     given = arguments.values or arguments.targets
     points, column = load_shard(arguments.points), load_shard(given)
     if points.dtype not in (torch.float32, torch.float64):
         points = points.double()
-    numbers = count(len(points)), count(len(column))
-    if numbers[0] != numbers[1]:
-        raise ValueError(
-            f"{given} has {numbers[1]:,} rows, {arguments.points} has {numbers[0]:,}; they must have one a node, both."
-        )
+    nodes, rows = shards.count(len(points)), shards.count(len(column))
+    if nodes != rows:
+        raise ValueError(f"{given} has {rows:,} rows, {arguments.points} has {nodes:,}; they must have one a node, both.")
     column = column.to(points.dtype)
     if arguments.targets is not None:
         if column.dim() > 2 or column.shape[1:] not in ((), (1,)):
             raise ValueError(f"{given} must have one target a row, got rows of shape {tuple(column.shape[1:])}.")
         column = column.reshape(len(points))
-    elif not everywhere(bool(torch.isfinite(column).all())):
+    elif not shards.all(bool(torch.isfinite(column).all())):
         raise ValueError(f"{given} must be finite: it contains NaN or infinity, which a product would spread to all nodes.")
     return points, column
 
 
-def _regress(arguments: argparse.Namespace, kernel: DiffusionKernel, targets: Tensor) -> dict:
+def _regress(arguments: argparse.Namespace, kernel: DiffusionKernel, targets: Tensor, shards: Shards) -> dict:
     observed = ~torch.isnan(targets)
-    number = max(1, count(int(observed.sum())))
-    center = total(targets[observed].double().sum(), "center") / number
-    spread = (total((targets[observed].double() - center).square().sum(), "center") / number).sqrt().clamp_min(1e-300)
+    number = max(1, shards.count(int(observed.sum())))
+    center = shards.sum(targets[observed].double().sum(), "center") / number
+    spread = (shards.sum((targets[observed].double() - center).square().sum(), "center") / number).sqrt().clamp_min(1e-300)
     gp = StreamedGP(gpytorch.kernels.ScaleKernel(kernel).to(targets.dtype))
     gp.likelihood.noise = START_NOISE
     standard = ((targets - center) / spread).to(targets.dtype)
-    shown = dist.get_rank() == 0 and progress_wanted()
-    losses = gp.fit(standard, observed, steps=arguments.steps, progress=shown)
+    losses = gp.fit(standard, observed, steps=arguments.steps, progress=shards.rank == 0 and progress_wanted())
     mean, deviation = torch.empty_like(targets), torch.empty_like(targets)
     for rows, means, variances in gp.predict_nodes():
         mean[rows] = (means * spread + center).to(mean.dtype)
@@ -172,10 +146,4 @@ def _regress(arguments: argparse.Namespace, kernel: DiffusionKernel, targets: Te
     save_part(arguments.out, "deviation", deviation)
     trained = {"lengthscale": kernel.lengthscale.item(), "time": kernel.time.item()}
     noise = float(gp.likelihood.noise.detach().sqrt() * spread)
-    return {
-        "residual": gp.residual(),
-        "observed": number,
-        "losses": losses,
-        "trained": trained,
-        "noise_deviation": noise,
-    }
+    return {"residual": gp.residual(), "observed": number, "losses": losses, "trained": trained, "noise_deviation": noise}

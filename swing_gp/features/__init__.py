@@ -7,7 +7,6 @@ from swing_gp.features.landmarks import AccuracyWarning, LandmarkFeatures
 from swing_gp.features.neighbors import NeighborFeatures
 from swing_gp.features.pairwise import PairwiseFeatures
 from swing_gp.features.positive import PositiveFeatures
-from swing_gp.parallel.streamed_landmarks import StreamedLandmarks
 
 __all__ = [
     "AccuracyWarning",
@@ -20,5 +19,4 @@ __all__ = [
     "NeighborFeatures",
     "PairwiseFeatures",
     "PositiveFeatures",
-    "StreamedLandmarks",
 ]

@@ -1,7 +1,7 @@
-"""``features="auto"``: the cheapest route that meets the tolerance, by a cost model, and the reasons for it.
+"""The choice of features, by name or ``"auto"``: the route with the least work that meets the tolerance, and the reason.
 
-The costs are seconds of set-up and ten products on two cores, from constants fitted to measurements; only their ratios matter
-for the choice, and ``python -m benchmarks.scaling`` shows how good it is. Nothing is built before it is chosen.
+Work is counted, not timed: the multiplications of set-up and ten products. Only ratios matter for the choice, and
+``python -m benchmarks.scaling`` shows how good it is. Nothing is built before it is chosen.
 """
 
 from __future__ import annotations
@@ -9,41 +9,37 @@ from __future__ import annotations
 import bisect
 import math
 import warnings
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from swing_gp.features.base import FeatureMap
+from swing_gp.features.base import FeatureMap, Unsuitable
+from swing_gp.features.fourier import FourierFeatures
 from swing_gp.features.grid import FourierGrid, count_modes
 from swing_gp.features.landmarks import AccuracyWarning, LandmarkFeatures, select_landmarks
-from swing_gp.features.named import NUM_FEATURES, default_tol, make_features
-from swing_gp.features.neighbors import MAX_NEIGHBORS, list_cutoff
+from swing_gp.features.neighbors import MAX_NEIGHBORS, NeighborFeatures, list_cutoff
 from swing_gp.features.pairwise import ONE_BLOCK, PairwiseFeatures
+from swing_gp.features.positive import PositiveFeatures
 from swing_gp.graphs.edges import Gaussian
 from swing_gp.graphs.implicit import ImplicitGraph
-from swing_gp.parallel.shards import SHARDABLE, refuse_shards
-from swing_gp.series.families import Series
+from swing_gp.series.base import Series
+from swing_gp.utils.validation import check_choice
 
-__all__ = ["Choice", "choose_features", "known_error", "pick_features", "predicted_error"]
-
-# Seconds for one ...
-WEIGHT = 1e-8  # weight of a dense block, made
-WEIGHT_PRODUCT = 2.5e-10  # weight of a dense block, multiplied
-PAIR = 1.5e-7  # pair of a list, found and weighed
-PAIR_PRODUCT = 1.3e-9  # pair of a list, multiplied
-TRANSFORM = {1: 1e-7, 2: 1.8e-7, 3: 5e-7}  # point of a W v on the grid, by dimension
-MODE = 3e-6  # mode of a grid, laid out and checked
-FFT_POINT = 1.3e-8  # point of the padded grid in a product with T
-CALL = 4e-4  # product with T, whatever its size
-PIVOT = 1e-4  # landmark, chosen
-FEATURE = 2e-8  # entry of a feature matrix, made
-FEATURE_PRODUCT = 6e-10  # entry of a feature matrix, multiplied
-FLOP = 8e-11  # multiplication and addition of N x r by r x r
+Makers = dict[str, Callable[[], FeatureMap]]
+NAMES = ("auto", "neighbors", "grid", "landmarks", "positive", "fourier", "pairwise")
+NUM_FEATURES = 512
 # A chosen route is used for about this many products.
 PRODUCTS = 10
+# How many multiplications of a dense matrix each counts as: a weight made, a point of an FFT, an entry of a sparse matrix.
+WEIGHT, FFT_POINT, LIST_ENTRY = 40, 40, 5
+# Smaller grids and graphs count as this many points: calls take longer than arithmetic there.
+LEAST_GRID, LEAST_NODES = 2**15, 4000
 # Terms of a series on a graph whose spectrum is not known beforehand.
 RAW_TERMS = 24
+# Beyond this many nodes products with all pairs take minutes, and have to be asked for by name.
+MAX_PAIRWISE = 5000
 # Rows and columns of the sample that neighbours are counted on.
 SAMPLE_ROWS, SAMPLE_COLUMNS = 256, 4096
 # Landmarks are probed on this many nodes; more nodes than that leave the spectrum of the normalised graph unchanged.
@@ -56,11 +52,10 @@ class Choice:
 
     :ivar method: the feature map: ``"neighbors"``, ``"grid"``, ``"landmarks"`` or ``"pairwise"``.
     :ivar reason: why it was taken, in words.
-    :ivar predicted_error: the relative error it was made for; for landmarks that leave more, what they leave.
+    :ivar predicted_error: the relative error it was made for, or what it is known to leave where that is more.
     :ivar estimated_error: what is known of the error of W after it was made: for the grid that of an exact block, for
         landmarks the mean residual; None where nothing was measured.
     :ivar detail: the feature map in words, with its number of modes, pairs or features.
-    :ivar costs: predicted seconds of set-up and ten products, for every route that was considered.
     """
 
     method: str
@@ -68,133 +63,158 @@ class Choice:
     predicted_error: float
     estimated_error: float | None = None
     detail: str = ""
-    costs: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, features: FeatureMap, method: str, reason: str, tol: float) -> Choice:
+        """The choice of a map that was made for a tolerance."""
+        known = features.known_error
+        return cls(method, reason, max(tol, known or 0.0), known, repr(features))
 
 
-def pick_features(
-    graph: ImplicitGraph,
-    series: Series,
-    name: str,
-    *,
-    walked: bool,
-    tol: float | None,
-    num_features: int | None,
-    generator: torch.Generator,
-    room: float = 1.0,
-    outside: bool = False,
-) -> tuple[FeatureMap, Choice]:
-    """The feature map of a name, ``"auto"`` included, for a kernel that is walked or collapsed."""
-    goal = default_tol(graph) if tol is None else tol
-    if name == "auto":
-        refuse_shards("The choice of features='auto'", SHARDABLE)
-    if name == "auto" and not walked:
-        return choose_features(graph, series, goal, num_features=num_features, generator=generator, room=room, outside=outside)
-    reason = "asked for by name"
-    if name == "auto":
-        name = "positive" if isinstance(graph.edge, Gaussian) else "pairwise"
-        reason = "the paper's features" if name == "positive" else "walks need weights that are positive"
-    features = make_features(graph, name, tol=tol, num_features=num_features, generator=generator, room=room, outside=outside)
-    return features, Choice(name, reason, predicted_error(features, goal), known_error(features), repr(features))
+def default_tol(graph: ImplicitGraph) -> float:
+    return 1e-6 if graph.points.dtype == torch.float64 else 1e-4
 
 
 def choose_features(
     graph: ImplicitGraph,
     series: Series,
-    tol: float,
+    name: str | FeatureMap = "auto",
     *,
-    num_features: int | None,
+    walked: bool = False,
+    tol: float | None = None,
+    num_features: int | None = None,
     generator: torch.Generator,
     room: float = 1.0,
     outside: bool = False,
 ) -> tuple[FeatureMap, Choice]:
-    """The cheapest feature map for a collapsed kernel at a relative error of ``tol``; the rest is as of ``make_features``."""
+    """A feature map of a graph for the kernel of a series, and why it is this one.
+
+    :param name: one of :data:`NAMES`, or a map of this graph, which is taken as it is.
+    :param walked: whether the kernel will be walked instead of collapsed.
+    :param tol: the relative error to aim for; by default that of :func:`default_tol`, and for landmarks by name the least.
+    :param num_features: the number of features; for landmarks the most to take.
+    :param room: grids and lists also hold for lengthscales this many times shorter or longer.
+    :param outside: a grid also holds beyond the box of the nodes.
+    """
+    goal = default_tol(graph) if tol is None else tol
+    if isinstance(name, FeatureMap):
+        if name.graph is not graph:
+            raise ValueError("features belong to another graph; build the map on the graph you pass, or bind() it.")
+        if num_features is not None:
+            raise ValueError("num_features is fixed by the feature map given as features; leave it out.")
+        return name, Choice.of(name, type(name).__name__, "given", goal)
+    check_choice("features", name, NAMES)
+    if name in ("grid", "neighbors", "pairwise") and num_features is not None:
+        why = "is exact" if name == "pairwise" else "follows tol"
+        raise ValueError(f"num_features has no meaning for features={name!r}, which {why}; leave it out.")
+    reason, most = "asked for by name", NUM_FEATURES if num_features is None else num_features
+    makers: Makers = {
+        "neighbors": lambda: NeighborFeatures(graph, goal, room=room),
+        "grid": lambda: FourierGrid(graph, goal, room=room, margin=graph.edge.reach(goal) * room if outside else 0.0),
+        "landmarks": lambda: LandmarkFeatures(graph, most, generator=generator, residual_tol=tol or 0.0),
+        "positive": lambda: PositiveFeatures(graph, most, generator=generator),
+        "fourier": lambda: FourierFeatures(graph, most, generator=generator),
+        "pairwise": lambda: PairwiseFeatures(graph),
+    }
+    if name == "auto":
+        graph.shards.refuse("The choice of features='auto'", "use features='landmarks' or 'fourier'")
+        if not walked:
+            return _cheapest(graph, series, goal, num_features, generator, makers)
+        name = "positive" if isinstance(graph.edge, Gaussian) else "pairwise"
+        reason = "the paper's features" if name == "positive" else "walks need weights that are positive"
+    features = makers[name]()
+    return features, Choice.of(features, name, reason, goal)
+
+
+def _cheapest(
+    graph: ImplicitGraph, series: Series, tol: float, num_features: int | None, generator: torch.Generator, makers: Makers
+) -> tuple[FeatureMap, Choice]:
+    """The map with the least work for a collapsed kernel."""
     if graph.normalization:
         series.check_spectrum(graph.spectrum, psd=graph.normalization != "random_walk")
-    if series.steep:
-        return _all_landmarks(graph, tol, num_features, generator)
-    terms = len(series.chebyshev(graph.spectrum, 0.1 * tol)) if graph.normalization else RAW_TERMS
     most = NUM_FEATURES if num_features is None else num_features
-    costs, notes = {}, []
-    chosen: Tensor | None = None
-    if graph.num_nodes <= ONE_BLOCK:
-        costs["pairwise"] = graph.num_nodes**2 * (WEIGHT + PRODUCTS * terms * WEIGHT_PRODUCT)
-    average, effective_rank = sample_pairs(graph, list_cutoff(graph, tol))
-    if average <= MAX_NEIGHBORS:
-        costs["neighbors"] = graph.num_nodes * average * (PAIR + PRODUCTS * terms * PAIR_PRODUCT)
-    else:
-        notes.append(f"a list would hold {average:.0f} neighbours a node")
-    if (modes := count_modes(graph, tol)) is not None:
-        costs["grid"] = _grid_cost(graph, modes, terms)
-    if graph.edge.positive_definite:
-        best = min(costs.values(), default=math.inf)
-        affordable = bisect.bisect(range(1, most + 1), best, key=lambda number: _landmark_cost(graph.num_nodes, number))
-        number, residual = 0, 1.0
-        # No rank below the effective one leaves a small residual, and a spectrum that decays needs several times as many.
-        if affordable > 4 * effective_rank:
-            number, residual, chosen = _probe_landmarks(graph, tol, affordable, generator)
-        if residual <= tol:
-            costs["landmarks"] = _landmark_cost(graph.num_nodes, number)
-        elif number:
-            notes.append(f"{number} landmarks leave a residual of {residual:.1g}")
-        else:
-            notes.append(f"landmarks would have to be many: the effective rank is {effective_rank:.0f}")
+    features: FeatureMap
+    if series.steep:  # on a small graph every node may be a landmark, which leaves no residual
+        most = num_features or (graph.num_nodes if graph.num_nodes <= ONE_BLOCK else NUM_FEATURES)
+        features = LandmarkFeatures(graph, most, generator=generator)
+        reason = "the series is steep near zero, where only eigenvalues follow it: landmarks to machine precision"
+        if features.num_features >= most < graph.num_nodes:
+            reason = f"{reason}, or {most}"
+        return features, Choice.of(features, "landmarks", reason, tol)
 
-    def make(method: str) -> FeatureMap:
-        if method == "landmarks":
-            return LandmarkFeatures(graph, most, generator=generator, residual_tol=tol, landmarks=chosen)
-        return make_features(graph, method, tol=tol, generator=generator, room=room, outside=outside)
-
-    for method in sorted(costs, key=lambda name: costs[name]):
+    work, notes, landmarks = _count_work(graph, series, tol, most, generator)
+    makers["landmarks"] = lambda: LandmarkFeatures(graph, most, generator=generator, residual_tol=tol, landmarks=landmarks)
+    for method in sorted(work, key=lambda name: work[name]):
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("error", AccuracyWarning)
-                features = make(method)
-        except (ValueError, AccuracyWarning) as error:  # too many modes, a list that is not O(N), or not accurate after all
-            notes.append(str(error).split(":")[0])
+                warnings.simplefilter("ignore", AccuracyWarning)
+                features = makers[method]()
+        except Unsuitable as error:
+            notes.append(error.reason)
             continue
-        notes.insert(0, f"the cheapest of {', '.join(f'{name} ({cost:.2g} s)' for name, cost in costs.items())}")
-        return features, Choice(method, "; ".join(notes), tol, known_error(features), repr(features), costs)
-    return _fallback(graph, tol, most, generator, notes)
+        if (features.known_error or 0.0) <= tol:
+            counts = ", ".join(f"{name} ({count:.2g})" for name, count in work.items())
+            notes.insert(0, f"the cheapest of {counts}, in multiplications")
+            return features, Choice.of(features, method, "; ".join(notes), tol)
+        notes.append(f"{features!r} has an error of {features.known_error:.1g}")
+
+    method, reason = "landmarks" if graph.edge.positive_definite else "pairwise", "; ".join(notes)
+    if method == "pairwise" and graph.num_nodes > MAX_PAIRWISE:
+        raise ValueError(
+            f"features='auto' finds no route for {graph.edge!r} on {graph.num_nodes} nodes: {reason}, and landmarks need a "
+            "positive-definite edge. Use a shorter radius, a larger tol, or features='pairwise' at O(N^2) a product."
+        )
+    features = makers[method]()
+    return features, Choice.of(features, method, f"no route meets the tolerance: {reason}", tol)
 
 
-def _all_landmarks(
-    graph: ImplicitGraph, tol: float, num_features: int | None, generator: torch.Generator
-) -> tuple[FeatureMap, Choice]:
-    """For a steep series, which no polynomial follows: on a small graph every node may be a landmark, which leaves no
-    residual."""
-    most = num_features or (graph.num_nodes if graph.num_nodes <= ONE_BLOCK else NUM_FEATURES)
-    features = LandmarkFeatures(graph, most, generator=generator)
-    reason = "the series is steep near zero, where only eigenvalues follow it: landmarks to machine precision"
-    if features.num_features >= most < graph.num_nodes:
-        reason = f"{reason}, or {most}"
-    return features, Choice("landmarks", reason, predicted_error(features, tol), known_error(features), repr(features))
-
-
-def _fallback(
-    graph: ImplicitGraph, tol: float, most: int, generator: torch.Generator, notes: list[str]
-) -> tuple[FeatureMap, Choice]:
-    reason = "no route meets the tolerance: " + "; ".join(notes)
+def _count_work(
+    graph: ImplicitGraph, series: Series, tol: float, most: int, generator: torch.Generator
+) -> tuple[dict[str, float], list[str], Tensor | None]:
+    """The work of every route that can meet the tolerance, why the others cannot, and landmarks if all nodes were probed."""
+    nodes, notes = graph.num_nodes, []
+    work: dict[str, float] = {}
+    terms = len(series.chebyshev(graph.spectrum, 0.1 * tol)) if graph.normalization else RAW_TERMS
+    neighbors, effective_rank = sample_pairs(graph, list_cutoff(graph, tol))
+    if nodes <= ONE_BLOCK:
+        work["pairwise"] = nodes**2 * (WEIGHT + PRODUCTS * terms)
+    if neighbors <= MAX_NEIGHBORS:  # a pair has to be found and sorted before it is weighed
+        work["neighbors"] = nodes * neighbors * LIST_ENTRY * (3 * WEIGHT + PRODUCTS * terms)
+    else:
+        notes.append(f"a list would hold {neighbors:.0f} neighbours a node")
+    if (modes := count_modes(graph, tol)) is not None:
+        # FFTs of the padded grid for every term, with ten more for set-up and transforms; a point is spread over some 6 x 2^d.
+        fft = (terms + 10) * max(2**graph.dim * modes, LEAST_GRID)
+        work["grid"] = PRODUCTS * FFT_POINT * (fft + 6 * 2**graph.dim * nodes)
     if not graph.edge.positive_definite:
-        return PairwiseFeatures(graph), Choice("pairwise", reason, 0.0, 0.0)
-    features = LandmarkFeatures(graph, most, generator=generator, residual_tol=tol)
-    residual = known_error(features)
-    assert residual is not None
-    return features, Choice("landmarks", reason, residual, residual, repr(features))
+        return work, notes, None
+
+    def landmark_work(number: int) -> float:
+        # Features in float64 take two weights and a triangular solve, in blocks; a product passes over them twice.
+        return number * max(nodes, LEAST_NODES) * (2 * WEIGHT + number / 3 + 2 * PRODUCTS)
+
+    least = min(work.values(), default=math.inf)
+    affordable = bisect.bisect(range(1, most + 1), least, key=landmark_work)
+    # No rank below the effective one leaves a small residual, and a spectrum that decays needs several times as many.
+    if affordable <= 4 * effective_rank:
+        notes.append(f"landmarks would have to be many: the effective rank is {effective_rank:.0f}")
+        return work, notes, None
+    number, residual, landmarks = _probe(graph, tol, affordable, generator)
+    if residual > tol:
+        notes.append(f"{number} landmarks leave a residual of {residual:.1g}")
+        return work, notes, None
+    work["landmarks"] = landmark_work(number)
+    return work, notes, landmarks
 
 
-def predicted_error(features: FeatureMap, goal: float) -> float:
-    """The error a map was made for, unless it knows better: landmarks end at their number, whatever they leave."""
-    residual = known_error(features) if isinstance(features, LandmarkFeatures) else None
-    return goal if residual is None else max(goal, residual)
-
-
-def known_error(features: FeatureMap) -> float | None:
-    """What a feature map knows of its own error."""
-    if isinstance(features, FourierGrid):
-        return features.row_error
-    if isinstance(features, LandmarkFeatures):
-        return float(features.residual_diagonal.detach().mean())
-    return 0.0 if isinstance(features, PairwiseFeatures) else None
+def _probe(graph: ImplicitGraph, tol: float, most: int, generator: torch.Generator) -> tuple[int, float, Tensor | None]:
+    """How many landmarks a sample of the nodes asks for, the residual they leave on it, and, if the sample is all, which."""
+    nodes = torch.randperm(graph.num_nodes, generator=torch.Generator().manual_seed(0))[:PROBE].to(graph.points.device)
+    sample = ImplicitGraph(graph.points[nodes].detach(), graph.edge, graph.normalization)
+    chosen = select_landmarks(sample, most, generator=generator, residual_tol=tol)
+    with torch.no_grad():
+        residual = LandmarkFeatures(sample, landmarks=chosen).known_error
+    return len(chosen), residual, nodes[chosen] if graph.num_nodes <= PROBE else None
 
 
 @torch.no_grad()
@@ -211,27 +231,3 @@ def sample_pairs(graph: ImplicitGraph, cutoff: float) -> tuple[float, float]:
     neighbors = 1 + others * (float(near.double().sum(-1).mean()) - 1)
     row = 1 + others * (float(squares.double().sum(-1).mean()) - 1)
     return neighbors, graph.num_nodes / row
-
-
-def _grid_cost(graph: ImplicitGraph, modes: int, terms: int) -> float:
-    padded = modes * 2**graph.dim
-    product = graph.num_nodes * TRANSFORM[graph.dim] + (4 + terms) * padded * FFT_POINT + terms * CALL
-    setup = modes * MODE + 3 * graph.num_nodes * TRANSFORM[graph.dim]
-    return setup + PRODUCTS * product
-
-
-def _probe_landmarks(
-    graph: ImplicitGraph, tol: float, most: int, generator: torch.Generator
-) -> tuple[int, float, Tensor | None]:
-    """How many landmarks a sample of the nodes asks for, the residual they leave on it, and, if the sample is all, which."""
-    nodes = torch.randperm(graph.num_nodes, generator=torch.Generator().manual_seed(0))[:PROBE].to(graph.points.device)
-    sample = ImplicitGraph(graph.points[nodes].detach(), graph.edge, graph.normalization)
-    chosen = select_landmarks(sample, most, generator=generator, residual_tol=tol)
-    with torch.no_grad():
-        residual = float(LandmarkFeatures(sample, landmarks=chosen).residual_diagonal.mean())
-    return len(chosen), residual, nodes[chosen] if graph.num_nodes <= PROBE else None
-
-
-def _landmark_cost(nodes: int, number: int) -> float:
-    setup = number * PIVOT + nodes * number * (FEATURE + number * FLOP)
-    return setup + PRODUCTS * nodes * number * FEATURE_PRODUCT

@@ -11,9 +11,11 @@ its random draws, and is otherwise a differentiable function of the points and t
 from __future__ import annotations
 
 import copy
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,33 +23,71 @@ from torch import Tensor
 from swing_gp.graphs.edges import EdgeFunction
 from swing_gp.graphs.implicit import ImplicitGraph
 from swing_gp.linalg.gram import cross_gram, gram
-from swing_gp.parallel.shards import largest_of, total
-
-__all__ = ["DenseFeatures", "FeatureMap", "NodeFeatures", "log_of_degree"]
 
 Map = TypeVar("Map", bound="FeatureMap")
 
 
-class FeatureMap(ABC):
-    """A linearised edge function on a graph."""
+class Unsuitable(ValueError):
+    """A map would be too large on this graph.
 
-    graph: ImplicitGraph
+    :ivar reason: the refusal in a few words, for :class:`~swing_gp.Choice`.
+    """
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}{detail}")
+        self.reason = reason
+
+
+class FeatureMap(ABC):
+    """A linearised edge function on a graph.
+
+    :ivar graph: the graph.
+    :ivar room: how many times shorter or longer than the lengthscale that the map was made for one may be that it is bound to.
+    """
+
+    # Whether all that it takes from the nodes are sums and landmarks, which shards can give.
+    shardable = False
+    room = math.inf
+    # Whether a map must know beforehand that it will be evaluated beyond the box of the nodes.
+    bounded = False
+    # What helps where the error of the map exceeds the degree of a node.
+    remedy = "a smaller tol, or features='neighbors' or 'landmarks'"
+
+    def __init__(self, graph: ImplicitGraph) -> None:
+        if not self.shardable:
+            graph.shards.refuse(f"A map of {type(self).__name__}", "use features='landmarks' or 'fourier'")
+        self.graph = graph
+        self._made_for = graph.edge.lengthscale.detach().clone()
 
     @abstractmethod
     def project(self, values: Tensor) -> Tensor:  # (N, k) -> (r, k)
         """Values at the nodes to coefficients."""
 
     @abstractmethod
-    def evaluate(self, x: Tensor | None, coefficients: Tensor) -> Tensor:  # (n, d), (r, k) -> (n, k)
-        """Coefficients to values at points; None stands for the nodes."""
+    def evaluate(self, x: Any, coefficients: Tensor) -> Tensor:  # (n, d), (r, k) -> (n, k)
+        """Coefficients to values at points, as they are or prepared; None stands for the nodes."""
 
     @abstractmethod
     def project_adjoint(self, coefficients: Tensor) -> Tensor:  # (r, k) -> (N, k)
         """The transpose of :meth:`project`."""
 
     @abstractmethod
-    def evaluate_adjoint(self, x: Tensor | None, values: Tensor) -> Tensor:  # (n, d), (n, k) -> (r, k)
+    def evaluate_adjoint(self, x: Any, values: Tensor) -> Tensor:  # (n, d), (n, k) -> (r, k)
         """The transpose of :meth:`evaluate`."""
+
+    @property
+    def form(self) -> str:
+        """What its collapsed kernel is: ``"low rank"`` plus a diagonal, a ``"polynomial"`` of W, or in the space of
+        ``"modes"``."""
+        return "polynomial"
+
+    def simplified(self) -> FeatureMap:
+        """The same map in a form that is easier to compute with, if there is one."""
+        return self
+
+    def prepare(self, x: Tensor) -> Any:
+        """What evaluations at the same points share, to be given to the verbs in place of the points."""
+        return x
 
     @abstractmethod
     def average(self, x: Tensor, log_noise: Tensor) -> Tensor:  # (B, n, d), (B, N) -> (B, n, d)
@@ -58,17 +98,33 @@ class FeatureMap(ABC):
     def redraw(self: Map, edge: EdgeFunction, generator: torch.Generator) -> Map:
         """A map of the same recipe for another edge function, with fresh randomness."""
 
-    @abstractmethod
+    def _degree(self, x: Tensor | None) -> Tensor:  # (n, d) -> (n,)
+        ones = torch.ones(self.graph.num_nodes, 1, dtype=self.graph.points.dtype, device=self.graph.points.device)
+        return self.evaluate(x, self.project(ones)).squeeze(-1)
+
     def log_degree(self, x: Tensor | None = None) -> Tensor:  # (n, d) -> (n,)
         r"""Logarithm of the degree :math:`d(x) = \sum_j f(x - p_j)` as this map sees it."""
+        degree = self._degree(x)
+        least = -self.graph.shards.max(-degree)
+        if not least > 0:
+            raise ValueError(
+                f"{type(self).__name__} give a non-positive degree ({least:.3g}): their error exceeds the degree of some "
+                f"node. Use {self.remedy}."
+            )
+        return degree.log()
 
     def extended_log_degree(self, x: Tensor) -> Tensor:  # (n, d) -> (n,)
         r"""Logarithm of :math:`\max(d(x), f(0))`, the degree of points off the graph: continuous, equal to the degree at the
         nodes (whose self-loop weighs f(0) = 1), and bounded below, so that far from all nodes a kernel fades to its prior."""
-        return self.log_degree(x).clamp_min(0)
+        return self._degree(x).clamp_min(1).log()
 
     def node_residual(self) -> Tensor | None:  # (N,)
         """What the map leaves out of the diagonal of W, where it knows."""
+        return None
+
+    @property
+    def known_error(self) -> float | None:
+        """What the map knows of its relative error in W; None where nothing was measured."""
         return None
 
     @property
@@ -76,31 +132,22 @@ class FeatureMap(ABC):
         """How far below zero the map may put eigenvalues of a positive-definite W, as a share of the largest."""
         return 0.0
 
+    def valid_for(self, edge: EdgeFunction) -> bool:
+        """Whether the map is right at the lengthscale of an edge function, too; a new one has to be made otherwise."""
+        moved = (edge.lengthscale.detach().double() / self._made_for.double()).log().abs().max()
+        return float(moved) <= math.log(self.room) + 1e-6
+
     def bind(self: Map, graph: ImplicitGraph) -> Map:
         """The same map, with the same draws, on other tensors of the same shapes."""
         if graph is self.graph:
             return self
         other = copy.copy(self)
-        for name in list(other.__dict__):
-            if isinstance(getattr(type(other), name, None), cached_property):
-                del other.__dict__[name]
         other.graph = graph
         return other
 
     def __getstate__(self) -> dict:
-        cached = {name for name in self.__dict__ if isinstance(getattr(type(self), name, None), cached_property)}
-        return {name: value for name, value in self.__dict__.items() if name not in cached}
-
-
-def log_of_degree(degree: Tensor, features: FeatureMap, remedy: str) -> Tensor:
-    """The logarithm of degrees, which an approximation may have made negative."""
-    least = -largest_of(-degree)
-    if not least > 0:
-        raise ValueError(
-            f"{type(features).__name__} give a non-positive degree ({least:.3g}): their error exceeds the degree of some "
-            f"node. Use {remedy}."
-        )
-    return degree.log()
+        """For copies and pickles: all but what is computed on demand."""
+        return {k: v for k, v in self.__dict__.items() if not isinstance(getattr(type(self), k, None), cached_property)}
 
 
 class NodeFeatures(FeatureMap):
@@ -113,15 +160,25 @@ class NodeFeatures(FeatureMap):
     def project_adjoint(self, coefficients: Tensor) -> Tensor:
         return coefficients
 
+    def redraw(self: Map, edge: EdgeFunction, generator: torch.Generator) -> Map:
+        # Nothing is drawn. The cut-off of a list stays: with noise, a node is as likely to win a move at any temperature.
+        return self.bind(self.graph.with_edge(edge))
+
+    def extended_log_degree(self, x: Tensor) -> Tensor:
+        return self.log_degree(x).clamp_min(0)
+
     @abstractmethod
-    def between(self, x: Tensor, y: Tensor, values: Tensor) -> Tensor:  # (n, d), (m, d), (m, k) -> (n, k)
-        """Weights between any two sets of points, times values."""
+    def weights_between(self, x: Tensor, y: Tensor) -> Callable[[Tensor], Tensor]:  # (n, d), (m, d) -> ((m, k) -> (n, k))
+        """Products with the weights between any two sets of points."""
 
 
 class DenseFeatures(FeatureMap):
     r"""A symmetric map given by an explicit matrix of features, :math:`f(x - y) \approx \phi(x)^\top \phi(y)`."""
 
-    # What helps where the error of the features exceeds the degree of a node.
+    @property
+    def form(self) -> str:
+        return "polynomial" if self.graph.normalization == "random_walk" else "low rank"
+
     remedy = "more features (num_features), a larger lengthscale, or features='landmarks'"
 
     @property
@@ -143,7 +200,7 @@ class DenseFeatures(FeatureMap):
         return self.node_features if x is None else self.features(x)
 
     def project(self, values: Tensor) -> Tensor:
-        return total(self.node_features.mT @ values, "projection")
+        return self.graph.shards.sum(self.node_features.mT @ values, "projection")
 
     def evaluate(self, x: Tensor | None, coefficients: Tensor) -> Tensor:
         return self._features(x) @ coefficients
@@ -152,21 +209,15 @@ class DenseFeatures(FeatureMap):
         return self.node_features @ coefficients
 
     def evaluate_adjoint(self, x: Tensor | None, values: Tensor) -> Tensor:
-        return total(self._features(x).mT @ values, "projection")
+        return self.graph.shards.sum(self._features(x).mT @ values, "projection")
 
     @cached_property
     def feature_sums(self) -> Tensor:  # (r,)
         """The sum of the features of all nodes, which gives every degree."""
-        return total(self.node_features.sum(-2), "degrees")
+        return self.graph.shards.sum(self.node_features.sum(-2), "degrees")
 
     def _degree(self, x: Tensor | None) -> Tensor:
         return self._features(x) @ self.feature_sums
-
-    def log_degree(self, x: Tensor | None = None) -> Tensor:
-        return log_of_degree(self._degree(x), self, self.remedy)
-
-    def extended_log_degree(self, x: Tensor) -> Tensor:
-        return self._degree(x).clamp_min(1).log()
 
     def residual(self, features: Tensor) -> Tensor | None:  # (n, r) -> (n,)
         """What the map leaves out of :math:`f(0) = 1` at points with these features, where it knows."""
@@ -174,13 +225,15 @@ class DenseFeatures(FeatureMap):
 
     def normalized_gram(self, log_degree: Tensor) -> Tensor:  # (r, r), float64
         r""":math:`\Phi^\top D^{-1} \Phi`."""
-        return gram(self.node_features, (-log_degree).exp())
+        return self.graph.shards.sum(gram(self.node_features, (-log_degree).exp()), "Gram matrix")
 
     @cached_property
     def node_gram(self) -> Tensor:  # (r, r), float64
         r"""The small matrix with the non-zero eigenvalues of the normalised one: :math:`\Phi^\top D^{-1} \Phi`, or
         :math:`\Phi^\top \Phi` for the raw W."""
-        return gram(self.node_features) if self.graph.normalization is None else self.normalized_gram(self.log_degree())
+        if self.graph.normalization is None:
+            return self.graph.shards.sum(gram(self.node_features), "Gram matrix")
+        return self.normalized_gram(self.log_degree())
 
     @cached_property
     def node_eigenpairs(self) -> tuple[Tensor, Tensor]:  # (r,), (r, r)

@@ -19,10 +19,7 @@ from torch import Tensor
 from swing_gp.features.base import DenseFeatures
 from swing_gp.graphs.edges import EdgeFunction
 from swing_gp.graphs.implicit import ImplicitGraph
-from swing_gp.parallel.shards import count, total
 from swing_gp.utils.validation import check_count
-
-__all__ = ["FourierFeatures"]
 
 
 class FourierFeatures(DenseFeatures):
@@ -31,15 +28,13 @@ class FourierFeatures(DenseFeatures):
     :param num_features: the number r of real features, two for every frequency (an odd number is rounded up).
     """
 
+    shardable = True
+
     def __init__(
-        self,
-        graph: ImplicitGraph,
-        num_features: int,
-        *,
-        generator: torch.Generator,
-        ensemble: str = "orthogonal",
+        self, graph: ImplicitGraph, num_features: int, *, generator: torch.Generator, ensemble: str = "orthogonal"
     ) -> None:
-        self.graph, self.ensemble = graph, ensemble
+        super().__init__(graph)
+        self.ensemble = ensemble
         number = (check_count("num_features", num_features) + 1) // 2
         draws = graph.edge.sample_frequencies(number, graph.dim, generator=generator, ensemble=ensemble)
         self._frequencies = draws.to(graph.points)
@@ -54,8 +49,8 @@ class FourierFeatures(DenseFeatures):
 
     @cached_property
     def _center(self) -> Tensor:  # (d,)
-        points = self.graph.points.detach()
-        return total(points.sum(0), "center") / count(len(points))
+        points, shards = self.graph.points.detach(), self.graph.shards
+        return shards.sum(points.sum(0), "center") / shards.count(len(points))
 
     def features(self, x: Tensor) -> Tensor:
         # Centred: the phase of far-away points would cost digits in float32, and the kernel is translation-invariant.

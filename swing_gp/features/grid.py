@@ -15,19 +15,17 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from swing_gp.features.base import DenseFeatures, FeatureMap, log_of_degree
+from swing_gp.features.base import DenseFeatures, FeatureMap, Unsuitable
 from swing_gp.features.landmarks import AccuracyWarning
 from swing_gp.graphs.edges import EdgeFunction
 from swing_gp.graphs.implicit import ImplicitGraph
 from swing_gp.linalg.nufft import PointTransform
-from swing_gp.parallel.shards import extremes, largest_of, total
-from swing_gp.utils.recent import Recent
 from swing_gp.utils.validation import as_number, check_count, check_interval
-
-__all__ = ["FourierGrid", "GridFeatures"]
 
 # Modes of a grid: at 2^22 (160 per axis in 3-D) a padded transform takes about half a gigabyte.
 MAX_MODES = 2**22
+# A grid of at most this many modes is used through the closed forms.
+DENSE_GRID = 512
 # The exact block of W that a grid is checked against, and how often it may grow to meet it.
 SAMPLE, SAMPLE_COLUMNS = 8, 4096
 MAX_WIDENINGS = 12
@@ -35,7 +33,7 @@ MAX_WIDENINGS = 12
 
 def count_modes(graph: ImplicitGraph, tol: float) -> int | None:
     """The modes that a grid would have, before any check against exact rows; None where there can be no grid."""
-    if graph.dim > 3 or graph.points.requires_grad or graph.points.device.type != "cpu" or tol < least_tol(graph):
+    if _refusal(graph, tol):
         return None
     try:
         _, spacing, band = _layout(graph, tol)
@@ -50,9 +48,28 @@ def least_tol(graph: ImplicitGraph) -> float:
     return 1e-6 if graph.points.dtype == torch.float32 else 1e-13
 
 
+def _refusal(graph: ImplicitGraph, tol: float) -> str | None:
+    """Why there can be no grid on a graph."""
+    if graph.dim > 3:
+        return (
+            f"FourierGrid takes points in 1, 2 or 3 dimensions, got {graph.dim}: its modes grow as their power. Use "
+            "features='landmarks'."
+        )
+    if graph.points.requires_grad:
+        return "FourierGrid is not differentiable in the points; detach them, or use features='landmarks', which is."
+    if graph.points.device.type != "cpu":
+        return f"FourierGrid runs on the CPU, the points are on {graph.points.device}: use points.cpu()."
+    if tol < (least := least_tol(graph)):
+        return (
+            f"tol={tol:g} is below the rounding error of {graph.points.dtype} points on a Fourier grid, {least:g}; convert "
+            "them with points.double(), or use a larger tol."
+        )
+    return None
+
+
 def _layout(graph: ImplicitGraph, tol: float, room: float = 1.0, margin: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
     """Centre of the box, spacing of the modes (the period clears the box by the reach of f) and band, in float64."""
-    low, high = (end.double() for end in extremes(graph.points.detach()))
+    low, high = graph.points.detach().amin(0).double(), graph.points.detach().amax(0).double()
     lengthscale = graph.edge.lengthscale.detach().double().cpu().expand(graph.dim)
     # Two images an axis, which may all meet in one place, have half of the tolerance between them.
     reach = graph.edge.reach(tol / (4 * graph.dim))
@@ -77,38 +94,26 @@ class FourierGrid(FeatureMap):
     :param margin: how far beyond the box of the nodes, in lengthscales, points may lie that are evaluated at.
     """
 
+    bounded = True
+    form = "modes"
+
+    def simplified(self) -> FeatureMap:
+        """Small grids are features like any other, with closed forms; large ones multiply by FFTs."""
+        closed = self.graph.edge.positive_definite and self.graph.normalization != "random_walk"
+        return self.dense if closed and self.num_modes <= DENSE_GRID else self
+
     def __init__(
-        self,
-        graph: ImplicitGraph,
-        tol: float = 1e-6,
-        *,
-        max_modes: int = MAX_MODES,
-        room: float = 1.0,
-        margin: float = 0.0,
+        self, graph: ImplicitGraph, tol: float = 1e-6, *, max_modes: int = MAX_MODES, room: float = 1.0, margin: float = 0.0
     ) -> None:
+        super().__init__(graph)
         self.tol, self.max_modes, self.room, self.margin = check_interval("tol", tol, 0, 1), max_modes, room, margin
         check_count("max_modes", max_modes)
         if not 1 <= as_number("room", room) < math.inf:
             raise ValueError(f"room must be at least 1 (for one lengthscale) and finite, got {room!r}.")
         if not 0 <= as_number("margin", margin) < math.inf:
             raise ValueError(f"margin must be non-negative and finite, got {margin!r}.")
-        if graph.dim > 3:
-            raise ValueError(
-                f"FourierGrid takes points in 1, 2 or 3 dimensions, got {graph.dim}: its modes grow as their power. Use "
-                "features='landmarks'."
-            )
-        if graph.points.requires_grad:
-            raise ValueError(
-                "FourierGrid is not differentiable in the points; detach them, or use features='landmarks', which is."
-            )
-        if graph.points.device.type != "cpu":
-            raise ValueError(f"FourierGrid runs on the CPU, the points are on {graph.points.device}: use points.cpu().")
-        if tol < (least := least_tol(graph)):
-            raise ValueError(
-                f"tol={tol:g} is below the rounding error of {graph.points.dtype} points on a Fourier grid, {least:g}; convert "
-                "them with points.double(), or use a larger tol."
-            )
-        self.graph = graph
+        if refusal := _refusal(graph, tol):
+            raise ValueError(refusal)
         self._center, self._spacing, band = _layout(graph, tol, room, margin)
         # The band is right for points that fill the box; where exact rows of W say otherwise, it is widened.
         self.row_error = math.inf
@@ -130,30 +135,30 @@ class FourierGrid(FeatureMap):
     def _set_band(self, band: Tensor) -> None:
         widths, count = _half_widths(band, self._spacing)
         if not count <= self.max_modes:
-            raise ValueError(
-                f"The Fourier grid needs {count:.2g} modes for tol={self.tol:g} (the limit is {self.max_modes:.2g}): the "
-                "lengthscale is short beside the box, or the edge function is not smooth. Use features='neighbors' for "
-                "lengthscales near the point spacing, 'landmarks' otherwise, or a larger tol."
+            raise Unsuitable(
+                f"The Fourier grid needs {count:.2g} modes for tol={self.tol:g} (the limit is {self.max_modes:.2g})",
+                ": the lengthscale is short beside the box, or the edge function is not smooth. Use features='neighbors' for "
+                "lengthscales near the point spacing, 'landmarks' otherwise, or a larger tol.",
             )
         self.half_widths = tuple(int(width) for width in widths)
-        for name in ("nodes", "frequencies", "mode_weights"):
-            self.__dict__.pop(name, None)
 
     @torch.no_grad()
     def _sampled_row_error(self) -> float:
         """The relative error of a block of W: of a product with a random vector, that is."""
         order = torch.randperm(self.graph.num_nodes, generator=torch.Generator().manual_seed(0))
         rows, columns = self.graph.points[order[:SAMPLE]], self.graph.points[order[:SAMPLE_COLUMNS]]
-        unit = torch.eye(len(rows), dtype=rows.dtype)
-        modes = self.transform(rows).to_modes(unit)
+        modes = self.transform(rows).to_modes(torch.eye(len(rows), dtype=rows.dtype))
         ours = self.transform(columns).to_points(self.fold * self.mode_weights * modes).mT
         exact = self.graph.edge.weights(rows, columns)
-        for name in ("frequencies", "mode_weights"):
-            self.__dict__.pop(name, None)  # made without gradients here
-        return largest_of((ours - exact).norm().reshape(1) / exact.norm().clamp_min(torch.finfo(exact.dtype).tiny))
+        del self.frequencies, self.mode_weights  # of this band, and made without gradients
+        return float((ours - exact).norm() / exact.norm().clamp_min(torch.finfo(exact.dtype).tiny))
 
     def __repr__(self) -> str:
         return f"FourierGrid(modes={self.num_modes}, tol={self.tol:g})"
+
+    @property
+    def known_error(self) -> float:
+        return self.row_error
 
     @property
     def num_modes(self) -> int:
@@ -164,6 +169,10 @@ class FourierGrid(FeatureMap):
 
     def transform(self, x: Tensor, *, stretch: int = 1) -> PointTransform:
         """The transforms between points and the modes of the grid (of a grid ``stretch`` times as wide)."""
+        if x.requires_grad:
+            raise ValueError(
+                "A large FourierGrid is not differentiable in the points; detach them, or use features='landmarks'."
+            )
         angles = ((x.detach().double() - self._center) * self._spacing).to(x.dtype)
         reached = self.reached(x)
         angles = angles if reached is None else torch.where(reached.unsqueeze(-1), angles, torch.zeros_like(angles))
@@ -186,61 +195,43 @@ class FourierGrid(FeatureMap):
     def nodes(self) -> PointTransform:
         return self.transform(self.graph.points)
 
-    def at(self, x: Tensor | None) -> PointTransform:
-        """The transforms of any points; None stands for the nodes."""
-        return self.nodes if x is None else self._recent.get(lambda: self.transform(x), x)
+    def prepare(self, x: Tensor) -> PointTransform:
+        return self.transform(x)
 
-    @cached_property
-    def _recent(self) -> Recent[PointTransform]:
-        return Recent()
+    def _at(self, x: Tensor | PointTransform | None) -> PointTransform:
+        if x is None:
+            return self.nodes
+        return self.transform(x) if torch.is_tensor(x) else x
 
     @cached_property
     def frequencies(self) -> Tensor:  # (*modes, d)
-        axes = [torch.arange(2 * m + 1, dtype=torch.float64) for m in self.half_widths]
-        axes = [torch.where(axis > m, axis - (2 * m + 1), axis) for axis, m in zip(axes, self.half_widths, strict=True)]
+        axes = [torch.fft.ifftshift(torch.arange(-m, m + 1, dtype=torch.float64)) for m in self.half_widths]
         axes[-1] = axes[-1][: self.half_widths[-1] + 1]
         return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1) * self._spacing
 
     @cached_property
     def mode_weights(self) -> Tensor:  # (*modes,)
-        density = self.graph.edge.spectral_density(self.frequencies) * self._spacing.prod()
-        return density.to(self.graph.points.dtype)
+        return (self.graph.edge.spectral_density(self.frequencies) * self._spacing.prod()).to(self.graph.points.dtype)
 
     @property
     def fold(self) -> Tensor:  # (modes of the last axis,)
         """How many modes each kept one stands for: itself and, off the plane of zeros, its mirror image."""
-        fold = torch.full((self.half_widths[-1] + 1,), 2.0, dtype=self.graph.points.dtype)
-        fold[0] = 1
-        return fold
+        return torch.tensor([1.0] + [2.0] * self.half_widths[-1], dtype=self.graph.points.dtype)
 
     def project(self, values: Tensor) -> Tensor:  # (N, k) -> (r, k) complex
-        return self.sums(None, values).flatten(1).mT
+        return self.nodes.to_modes(values).flatten(1).mT
 
-    def evaluate(self, x: Tensor | None, coefficients: Tensor) -> Tensor:
-        return self.at(x).to_points(self.fold * self.mode_weights * self._on_grid(coefficients))
+    def evaluate(self, x: Tensor | PointTransform | None, coefficients: Tensor) -> Tensor:
+        return self._at(x).to_points(self.fold * self.mode_weights * self._on_grid(coefficients))
 
     def project_adjoint(self, coefficients: Tensor) -> Tensor:
         return self.nodes.to_points(self._on_grid(coefficients))
 
-    def evaluate_adjoint(self, x: Tensor | None, values: Tensor) -> Tensor:
-        return (self.fold * self.mode_weights * self.sums(x, values)).flatten(1).mT
-
-    def sums(self, x: Tensor | None, values: Tensor) -> Tensor:  # (n, d), (n, k) -> (k, *modes)
-        """The modes of values at points, summed over all processes."""
-        return total(self.at(x).to_modes(values), "projection")
+    def evaluate_adjoint(self, x: Tensor | PointTransform | None, values: Tensor) -> Tensor:
+        return (self.fold * self.mode_weights * self._at(x).to_modes(values)).flatten(1).mT
 
     def _on_grid(self, coefficients: Tensor) -> Tensor:  # (r, k) -> (k, *modes)
         return coefficients.mT.reshape(-1, *self.nodes.modes)
-
-    def _degree(self, x: Tensor | None) -> Tensor:
-        ones = torch.ones(self.graph.num_nodes, 1, dtype=self.graph.points.dtype)
-        return self.evaluate(x, self.project(ones)).squeeze(-1)
-
-    def log_degree(self, x: Tensor | None = None) -> Tensor:
-        return log_of_degree(self._degree(x), self, "a smaller tol, or features='neighbors' or 'landmarks'")
-
-    def extended_log_degree(self, x: Tensor) -> Tensor:
-        return self._degree(x).clamp_min(1).log()
 
     def average(self, x: Tensor, log_noise: Tensor) -> Tensor:
         noise = (log_noise - log_noise.amax(-1, keepdim=True)).exp().unsqueeze(-1)
@@ -253,7 +244,7 @@ class FourierGrid(FeatureMap):
                     "far below it. Raise the temperature to 0.3 or above, or use features='neighbors' or 'positive'."
                 )
             # A mean of nodes lies in their box; the error of the ratio may not carry a walker out of it.
-            moved.append((sums[:, :-1] / sums[:, -1:]).clamp(*extremes(self.graph.points)))
+            moved.append((sums[:, :-1] / sums[:, -1:]).clamp(self.graph.points.amin(0), self.graph.points.amax(0)))
         return torch.stack(moved)
 
     @cached_property
@@ -268,7 +259,8 @@ class GridFeatures(DenseFeatures):
     def __init__(self, grid: FourierGrid) -> None:
         if not grid.graph.edge.positive_definite:
             raise ValueError(f"{grid.graph.edge!r} has a signed spectrum, which real features cannot carry.")
-        self.grid, self.graph = grid, grid.graph
+        super().__init__(grid.graph)
+        self.grid, self.room, self._made_for = grid, grid.room, grid._made_for
 
     @property
     def num_features(self) -> int:

@@ -14,10 +14,8 @@ from torch import Tensor
 
 from swing_gp.features.base import NodeFeatures
 from swing_gp.graphs.edges import EdgeFunction
-from swing_gp.graphs.implicit import ImplicitGraph, recomputed, row_chunks
-from swing_gp.parallel.shards import SHARDABLE, refuse_shards
-
-__all__ = ["PairwiseFeatures"]
+from swing_gp.graphs.implicit import recomputed
+from swing_gp.linalg.chunks import row_chunks
 
 # Nodes of a graph whose weights are one block of a chunked computation.
 ONE_BLOCK = 2000
@@ -26,15 +24,12 @@ ONE_BLOCK = 2000
 class PairwiseFeatures(NodeFeatures):
     """Exact weights, computed block by block and, above 2,000 nodes, never kept, in the backward pass neither."""
 
-    def __init__(self, graph: ImplicitGraph) -> None:
-        refuse_shards("A product with all pairs of nodes", SHARDABLE)
-        self.graph = graph
+    @property
+    def known_error(self) -> float:
+        return 0.0
 
     def __repr__(self) -> str:
         return f"PairwiseFeatures(num_nodes={self.graph.num_nodes})"
-
-    def redraw(self, edge: EdgeFunction, generator: torch.Generator) -> PairwiseFeatures:
-        return PairwiseFeatures(self.graph.with_edge(edge))
 
     @cached_property
     def _weights(self) -> Tensor:
@@ -59,14 +54,10 @@ class PairwiseFeatures(NodeFeatures):
         x = self.graph.points if x is None else x
         block = recomputed(lambda rows, edge, p, v: edge.weights(rows, p).mT @ v, self.graph)
         chunks = row_chunks(x.shape[0], self.graph.num_nodes, x.dtype)
-        parts = (block(x[rows], values[rows]) for rows in chunks)
-        total = next(parts)
-        for part in parts:
-            total = total + part
-        return total
+        return sum(block(x[rows], values[rows]) for rows in chunks)  # type: ignore[return-value]
 
-    def between(self, x: Tensor, y: Tensor, values: Tensor) -> Tensor:
-        return self._by_rows(x, lambda rows, edge, p, y, v: edge.weights(rows, y) @ v, y, values)
+    def weights_between(self, x: Tensor, y: Tensor) -> Callable[[Tensor], Tensor]:
+        return lambda values: self._by_rows(x, lambda rows, edge, p, y, v: edge.weights(rows, y) @ v, y, values)
 
     def log_degree(self, x: Tensor | None = None) -> Tensor:
         if self._keeps(x):

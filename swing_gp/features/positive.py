@@ -19,13 +19,11 @@ from torch import Tensor
 
 from swing_gp.features.base import DenseFeatures
 from swing_gp.graphs.edges import LARGEST_HALF, EdgeFunction, Gaussian
-from swing_gp.graphs.implicit import ImplicitGraph, row_chunks
+from swing_gp.graphs.implicit import ImplicitGraph
+from swing_gp.linalg.chunks import row_chunks
 from swing_gp.linalg.ensembles import ENSEMBLES, gaussian_ensemble
 from swing_gp.linalg.gram import cross_gram, gram
-from swing_gp.parallel.shards import SHARDABLE, refuse_shards
 from swing_gp.utils.validation import as_number, check_choice, check_count
-
-__all__ = ["PositiveFeatures"]
 
 PROPOSALS = ("plain", "isotropic", "data")
 
@@ -58,7 +56,7 @@ class PositiveFeatures(DenseFeatures):
         importance: float | None = None,
         jitter: float = 0.5,
     ) -> None:
-        refuse_shards("The choice of positive features", SHARDABLE)
+        super().__init__(graph)
         if not isinstance(graph.edge, Gaussian):
             raise ValueError(
                 f"PositiveFeatures need a Gaussian edge, got {graph.edge!r}; use features='landmarks' or 'fourier'."
@@ -71,29 +69,18 @@ class PositiveFeatures(DenseFeatures):
             raise ValueError(
                 f"jitter must exceed {LEAST_JITTER:.3f} lengthscales, got {jitter!r}: the features have no variance below."
             )
-        self.graph = graph
         self.proposal, self.ensemble, self.importance, self.jitter = proposal, ensemble, importance, jitter
         number = check_count("num_features", num_features)
-        self._normals = gaussian_ensemble(number, graph.dim, ensemble=ensemble, generator=generator)
-        self._parents = None
-        if proposal == "data":
-            self._parents = _choose(graph.num_nodes, number, generator).to(graph.points.device)
-        self._normals = self._normals.to(graph.points)
+        self._normals = gaussian_ensemble(number, graph.dim, ensemble=ensemble, generator=generator).to(graph.points)
+        self._parents = _choose(graph.num_nodes, number, generator).to(graph.points.device) if proposal == "data" else None
 
     @property
     def num_features(self) -> int:
         return self._normals.shape[0]
 
     def redraw(self, edge: EdgeFunction, generator: torch.Generator) -> PositiveFeatures:
-        return PositiveFeatures(
-            self.graph.with_edge(edge),
-            self.num_features,
-            generator=generator,
-            proposal=self.proposal,
-            ensemble=self.ensemble,
-            importance=self.importance,
-            jitter=self.jitter,
-        )
+        recipe = {name: getattr(self, name) for name in ("proposal", "ensemble", "importance", "jitter")}
+        return PositiveFeatures(self.graph.with_edge(edge), self.num_features, generator=generator, **recipe)
 
     @cached_property
     def _centers(self) -> tuple[Tensor, Tensor]:  # (r, d) in lengthscales, (r,)
@@ -102,9 +89,8 @@ class PositiveFeatures(DenseFeatures):
         number, dim = self._normals.shape
         if self._parents is not None:
             centers = nodes[self._parents] + self.jitter * self._normals
-            log_density = torch.cat(
-                [self._mixture(centers[rows], nodes) for rows in row_chunks(number, len(nodes), nodes.dtype)]
-            )
+            chunks = row_chunks(number, len(nodes), nodes.dtype)
+            log_density = torch.cat([self._mixture(centers[rows], nodes) for rows in chunks])
         else:
             variance = nodes.new_ones(())
             if self.proposal == "isotropic":
@@ -187,7 +173,5 @@ def _exp(logarithm: Tensor) -> Tensor:
 
 def _choose(population: int, number: int, generator: torch.Generator) -> Tensor:
     """``number`` nodes, each node as often as every other up to one: uniform marginals with the least repetition."""
-    rounds = [
-        torch.randperm(population, generator=generator, device=generator.device) for _ in range(math.ceil(number / population))
-    ]
-    return torch.cat(rounds)[:number]
+    rounds = range(math.ceil(number / population))
+    return torch.cat([torch.randperm(population, generator=generator, device=generator.device) for _ in rounds])[:number]

@@ -11,17 +11,9 @@ from torch import Tensor
 from swing_gp.gp.graph_kernel import GraphKernel
 from swing_gp.gp.parameters import constrained
 from swing_gp.graphs.implicit import ImplicitGraph
-from swing_gp.series.families import Diffusion, InverseCosine, Matern, RandomWalk, RegularizedLaplacian, Series
+from swing_gp.series.base import Series
+from swing_gp.series.families import Diffusion, InverseCosine, Matern, RandomWalk, RegularizedLaplacian
 from swing_gp.series.log_matern import LogMatern
-
-__all__ = [
-    "DiffusionKernel",
-    "InverseCosineKernel",
-    "LogMaternKernel",
-    "MaternGraphKernel",
-    "RandomWalkKernel",
-    "RegularizedLaplacianKernel",
-]
 
 
 class DiffusionKernel(GraphKernel):

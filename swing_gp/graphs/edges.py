@@ -15,6 +15,7 @@ tensor(1., dtype=torch.float64)
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
 
@@ -24,8 +25,6 @@ from torch import Tensor
 
 from swing_gp.linalg.ensembles import gaussian_ensemble
 from swing_gp.utils.validation import as_parameter
-
-__all__ = ["EdgeFunction", "Gaussian", "Laplace"]
 
 # Half the square of the distance to the centre, in lengthscales, up to which Gaussian weights are made from expanded squares:
 # the rounding error of those is 1e-12 here, and features of landmarks amplify it.
@@ -57,8 +56,7 @@ class EdgeFunction(ABC):
 
     def with_parameters(self, *parameters: Tensor) -> EdgeFunction:
         """The same edge function with other parameters, taken as they are."""
-        other = object.__new__(type(self))
-        other.__dict__.update(self.__dict__)
+        other = copy.copy(self)
         (other.lengthscale,) = parameters
         return other
 
@@ -116,10 +114,8 @@ class EdgeFunction(ABC):
         """The distance, in lengthscales, beyond which the share ``eps`` of the integral of f over R^dim is left."""
 
     @abstractmethod
-    def sample_frequencies(
-        self, number: int, dim: int, *, generator: torch.Generator, ensemble: str = "orthogonal"
-    ) -> Tensor:  # (number, dim)
-        """Frequencies drawn from the spectral density *at lengthscale one*, in float64.
+    def sample_frequencies(self, number: int, dim: int, *, generator: torch.Generator, ensemble: str = "orthogonal") -> Tensor:
+        """Frequencies, (number, dim), drawn from the spectral density *at lengthscale one*, in float64.
 
         They meet points scaled by the lengthscale, so that gradients reach the lengthscale at fixed draws.
         """

@@ -11,35 +11,19 @@ tensor([[1.0000, 0.6065, 0.0111]])
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import copy
+import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from swing_gp.graphs.edges import EdgeFunction
-from swing_gp.parallel.shards import count, everywhere, place_of_nodes
+from swing_gp.linalg.reducer import LOCAL, Reducer
 from swing_gp.utils.validation import check_choice
 
-__all__ = ["NORMALIZATIONS", "ImplicitGraph", "recomputed", "row_chunks"]
-
 NORMALIZATIONS = ("symmetric", "random_walk", None)
-
-# One block of a chunked computation, whatever N is. It lies above 32 MB, where glibc stops serving blocks from the heap: just
-# below, blocks that come and go between small tensors that stay leave holes no later block fits, and memory grows and grows.
-CHUNK_BYTES = 36 * 2**20
-
-
-def chunk_entries(dtype: torch.dtype = torch.float64) -> int:
-    """The number of entries of one block."""
-    return CHUNK_BYTES // dtype.itemsize
-
-
-def row_chunks(num_rows: int, num_columns: int, dtype: torch.dtype = torch.float64) -> Iterator[slice]:
-    """Slices of the rows, each small enough that rows x columns stays within one block of memory."""
-    step = max(1, chunk_entries(dtype) // max(1, num_columns))
-    for start in range(0, max(1, num_rows), step):  # no rows are one slice too
-        yield slice(start, min(start + step, num_rows))
 
 
 class ImplicitGraph:
@@ -50,18 +34,22 @@ class ImplicitGraph:
     :param normalization: the matrix that kernels are series of: ``"symmetric"`` for
         :math:`\tilde W = D^{-1/2} W D^{-1/2}` (spectrum in [0, 1] for positive-definite f), ``"random_walk"`` for
         :math:`P = D^{-1} W`, ``None`` for W itself, whose norm grows up to N.
+    :param shards: where the nodes are: all in this process, or ``points`` are a shard of them
+        (:class:`swing_gp.parallel.Shards`).
     """
 
-    def __init__(self, points: Tensor, edge: EdgeFunction, normalization: str | None = "symmetric") -> None:
+    def __init__(
+        self, points: Tensor, edge: EdgeFunction, normalization: str | None = "symmetric", *, shards: Reducer = LOCAL
+    ) -> None:
         if not torch.is_tensor(points):
             raise TypeError(f"points must be a torch.Tensor of shape (N, d), got {type(points).__name__}.")
-        if points.dim() != 2 or count(points.shape[0]) == 0 or points.shape[1] == 0:
+        if points.dim() != 2 or shards.count(points.shape[0]) == 0 or points.shape[1] == 0:
             raise ValueError(
                 f"points must have shape (N, d) with at least one node and one dimension, got {tuple(points.shape)}."
             )
         if points.dtype not in (torch.float32, torch.float64):
             raise ValueError(f"points must be float32 or float64, got {points.dtype}; convert with points.double().")
-        if not everywhere(bool(torch.isfinite(points.detach()).all())):
+        if not shards.all(bool(torch.isfinite(points.detach()).all())):
             raise ValueError("points must be finite: they contain NaN or infinity; drop or impute those rows.")
         if not isinstance(edge, EdgeFunction):
             raise TypeError(f"edge must be an EdgeFunction such as Gaussian(1.0), got {type(edge).__name__}.")
@@ -73,10 +61,7 @@ class ImplicitGraph:
         if edge.dim not in (None, points.shape[1]):
             raise ValueError(f"edge was made for points in {edge.dim} dimensions, but points have {points.shape[1]}: {edge!r}.")
         check_choice("normalization", normalization, NORMALIZATIONS)
-        self.points = points
-        self.edge = edge
-        self.normalization = normalization
-        self.made_at = place_of_nodes()
+        self.points, self.edge, self.normalization, self.shards = points, edge, normalization, shards
 
     def __repr__(self) -> str:
         return (
@@ -95,8 +80,25 @@ class ImplicitGraph:
     @property
     def spectrum(self) -> tuple[float, float]:
         """The interval that holds the spectrum of the normalised matrix; for raw W the degrees must say."""
-        low = 0.0 if self.edge.positive_definite else -1.0
-        return (low, 1.0) if self.normalization else (low * float("inf") if low else 0.0, float("inf"))
+        bound = 1.0 if self.normalization else math.inf
+        return (0.0 if self.edge.positive_definite else -bound, bound)
+
+    def check_symmetric(self, what: str) -> None:
+        """Refuse random-walk normalisation for something that needs a symmetric matrix."""
+        if self.normalization == "random_walk":
+            raise ValueError(
+                f"{what} needs a symmetric matrix, and normalization='random_walk' gives none; use normalization='symmetric'."
+            )
+
+    def degree_scales(self, log_degree: Tensor) -> tuple[Tensor, Tensor]:  # (N,) -> (N,), (N,)
+        """What the rows and the columns of W are multiplied by: the powers of the degrees that the normalisation names."""
+        one = torch.ones_like(log_degree)
+        if self.normalization is None:
+            return one, one
+        if self.normalization == "random_walk":
+            return (-log_degree).exp(), one
+        root = (-0.5 * log_degree).exp()
+        return root, root
 
     def with_edge(self, edge: EdgeFunction) -> ImplicitGraph:
         return self._replace(self.points, edge)
@@ -110,13 +112,12 @@ class ImplicitGraph:
 
     def _replace(self, points: Tensor, edge: EdgeFunction) -> ImplicitGraph:
         # Validated once already; operators rebuild graphs inside autograd, where a check would cost a pass.
-        other = object.__new__(ImplicitGraph)
-        other.points, other.edge, other.normalization, other.made_at = points, edge, self.normalization, self.made_at
+        other = copy.copy(self)
+        other.points, other.edge = points, edge
         return other
 
     def weight_rows(self, nodes: Tensor) -> Tensor:  # (n,) -> (n, N)
-        """Exact rows of W, at O(N) each: the yardstick of
-        :meth:`~swing_gp.operators.diagnostics.GraphOperator.estimate_error`."""
+        """Exact rows of W, at O(N) each: the yardstick of ``estimate_error``."""
         return self.edge.weights(self.points[nodes], self.points)
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 import scipy.spatial
 
-__all__ = ["neighbor_distance"]
-
 # Distances are the median over a sample of this many points.
 SAMPLE = 2000
 

@@ -1,4 +1,4 @@
-r"""Triangle meshes: files in, vertices with unit normals out.
+"""Triangle meshes: files, repeated vertices and vertex normals, with trimesh (``pip install 'swing_gp[meshes]'``).
 
 >>> import numpy as np
 >>> from swing_gp.io.meshes import Mesh, vertex_normals
@@ -16,19 +16,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from sklearn.preprocessing import normalize
 
 from swing_gp.utils.files import whole_file
 from swing_gp.utils.validation import check_choice
 
-__all__ = ["Mesh", "MeshError", "VertexNormals", "load_mesh", "load_thingi10k", "require_trimesh", "save_ply", "vertex_normals"]
-
 FORMATS = (".npz", ".stl", ".ply", ".obj", ".off")
-# A normal shorter than this, relative to the face normals it was summed from, has no direction: its faces cancel.
+# A face whose height is below this share of its longest side has no area: its corners, in float32, are on one line.
+FLAT = 1e-7
+# A weighted mean of face normals that is shorter than this has no direction: the faces cancel.
 CANCELLED = 1e-6
 
 
 class MeshError(ValueError):
-    """A file or arrays that are not a usable mesh; the message says why."""
+    """A file or arrays that are no usable mesh; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +56,10 @@ class Mesh:
             )
         if not np.issubdtype(faces.dtype, np.integer):
             raise MeshError(f"{self.name}: faces must hold integers, got {faces.dtype}.")
+        if vertices.dtype.kind not in "fiu":  # complex numbers would lose their imaginary part
+            raise MeshError(f"{self.name}: vertices must hold real numbers, got {vertices.dtype}.")
         vertices = vertices.astype(np.float64)
-        if not np.isfinite(vertices).all():
-            bad = int((~np.isfinite(vertices)).any(1).sum())
+        if bad := (~np.isfinite(vertices)).any(1).sum():
             raise MeshError(f"{self.name}: {bad} vertices contain NaN or infinity; repair or drop them.")
         if faces.min() < 0 or faces.max() >= len(vertices):
             raise MeshError(f"{self.name}: faces refer to vertices {faces.min()}..{faces.max()}, there are {len(vertices)}.")
@@ -69,18 +71,16 @@ class Mesh:
         return len(self.vertices)
 
     def welded(self) -> Mesh:
-        """Without repeated vertices (STL files repeat every vertex for every face) and without vertices of no face."""
+        """Merge repeated vertices (STL files repeat every vertex for every face) and drop vertices of no face."""
         used, faces = np.unique(self.faces, return_inverse=True)
-        # Comparing in float32 is what the formats allow: two faces of an STL file write one vertex in the same bits.
-        _, first, same = np.unique(self.vertices[used].astype(np.float32), axis=0, return_index=True, return_inverse=True)
-        order = np.argsort(first)  # the order of the file, which is often spatial
-        rank = np.empty_like(order)
-        rank[order] = np.arange(len(order))
-        faces = rank[same.reshape(-1)][faces.reshape(self.faces.shape)]
-        return replace(self, vertices=self.vertices[used][first[order]], faces=faces)
+        # Vertices are equal if they are in float32, the precision of STL files. Trimesh.merge_vertices rounds to a fixed number
+        # of decimals instead, which depends on the unit. Adding zero turns -0.0 into 0.0.
+        bits = (self.vertices[used].astype(np.float32) + 0.0).view(np.int32)
+        first, same = require_trimesh().grouping.unique_rows(bits, keep_order=True)
+        return replace(self, vertices=self.vertices[used[first]], faces=same[faces].reshape(self.faces.shape))
 
     def normalized(self) -> Mesh:
-        """Centred on its box, and scaled so that the longest side of the box is 2."""
+        """Move the centre of the bounding box to the origin and scale its longest side to 2."""
         low, high = self.vertices.min(0), self.vertices.max(0)
         half = 0.5 * float((high - low).max())
         if half == 0:
@@ -111,119 +111,68 @@ def vertex_normals(mesh: Mesh, weighting: str = "angle") -> VertexNormals:
     A vertex whose faces have no area, or cancel, has no normal.
     """
     check_choice("weighting", weighting, ("angle", "area"))
+    trimesh = require_trimesh()
     corners = mesh.vertices[mesh.faces]  # (m, 3 corners, 3)
-    edges = np.roll(corners, -1, axis=1) - corners  # from each corner to the next
-    cross = np.cross(edges[:, 0], -edges[:, 2])
-    doubled = np.linalg.norm(cross, axis=-1)
-    longest = np.linalg.norm(edges, axis=-1).max(-1)
-    flat = doubled <= 1e-10 * longest**2  # rounding alone gives an area of this order
-    units = np.where(flat[:, None], 0.0, cross / np.where(flat, 1.0, doubled)[:, None])
-    if weighting == "area":
-        weights = np.broadcast_to(doubled[:, None] / 2, mesh.faces.shape)
+    longest = np.linalg.norm(corners - np.roll(corners, 1, axis=1), axis=-1).max(-1)
+    # Tolerances of trimesh are absolute; with longest sides of 1 they hold for meshes and faces of any size.
+    corners = (corners - corners[:, :1]) / np.where(longest > 0, longest, 1.0)[:, None, None]
+    solid = trimesh.triangles.nondegenerate(corners, height=FLAT)
+    corners, faces = corners[solid], mesh.faces[solid]
+    if weighting == "angle":
+        weights = trimesh.triangles.angles(corners)
     else:
-        onwards, back = edges, -np.roll(edges, 1, axis=1)
-        sines = np.linalg.norm(np.cross(onwards, back), axis=-1)
-        weights = np.arctan2(sines, (onwards * back).sum(-1))
-    weights = np.where(flat[:, None], 0.0, weights)
-    parts = (weights[..., None] * units[:, None]).reshape(-1, 3)
-    ids = mesh.faces.reshape(-1)
-    totals = np.stack([np.bincount(ids, parts[:, axis], mesh.num_vertices) for axis in range(3)], axis=-1)
-    lengths = np.linalg.norm(totals, axis=-1)
-    valid = lengths > CANCELLED * np.bincount(ids, weights.reshape(-1), mesh.num_vertices)
-    values = np.where(valid[:, None], totals / np.where(valid, lengths, 1.0)[:, None], 0.0)
-    return VertexNormals(values, valid, int(flat.sum()))
+        weights = np.repeat((trimesh.triangles.area(corners) * longest[solid] ** 2)[:, None], 3, axis=1)
+    # trimesh.geometry.weighted_vertex_normals returns unit vectors, which no longer show whether faces cancel.
+    incidence = trimesh.geometry.index_sparse(mesh.num_vertices, faces, data=weights.reshape(-1)).tocsr()
+    totals = np.asarray(incidence.sum(1))  # (n, 1)
+    means = incidence @ trimesh.triangles.normals(corners)[0] / np.where(totals > 0, totals, 1.0)
+    valid = np.linalg.norm(means, axis=-1) > CANCELLED
+    return VertexNormals(normalize(np.where(valid[:, None], means, 0.0)), valid, int((~solid).sum()))
 
 
 def load_mesh(path: str | os.PathLike, *, weld: bool = True) -> Mesh:
-    """Read a mesh: STL, PLY, OBJ or OFF through trimesh (``pip install 'swing_gp[meshes]'``), or an NPZ file with ``vertices``
-    and ``faces``.
+    """Read a mesh from an STL, PLY, OBJ or OFF file, or from an NPZ file with ``vertices`` and ``faces``.
 
     :param weld: merge repeated vertices; see :meth:`Mesh.welded`.
     """
     path = Path(path)
-    if path.suffix.lower() not in FORMATS:
-        raise MeshError(f"{path}: not a mesh format that is known here; use one of {', '.join(FORMATS)}.")
+    suffix = path.suffix.lower()
+    if suffix not in FORMATS:
+        raise MeshError(f"{path}: unknown mesh format; use one of {', '.join(FORMATS)}.")
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file.")
-    vertices, faces = _read_npz(path) if path.suffix.lower() == ".npz" else _read_with_trimesh(path)
+    trimesh = None if suffix == ".npz" else require_trimesh()
+    try:
+        if trimesh is None:
+            with np.load(path, allow_pickle=False) as content:
+                vertices, faces = content["vertices"], content["faces"]
+        else:
+            loaded = trimesh.load(path, force="mesh", process=False)
+            vertices, faces = np.asarray(loaded.vertices), np.asarray(getattr(loaded, "faces", ()))  # points alone have none
+    except Exception as error:  # numpy, zipfile and every reader of trimesh have their own
+        kind = "NPZ with the arrays 'vertices' and 'faces'" if trimesh is None else suffix[1:].upper()
+        raise MeshError(f"{path}: cannot be read as {kind}; it is damaged or of another format ({error}).") from error
+    if trimesh is not None and faces.size == 0:
+        raise MeshError(f"{path}: no triangles found; the file is empty, damaged, holds points alone or is of another format.")
     mesh = Mesh(vertices, faces, path.stem)
     return mesh.welded() if weld else mesh
 
 
-def _read_npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    try:
-        with np.load(path, allow_pickle=False) as content:
-            return content["vertices"], content["faces"]
-    except KeyError as error:
-        raise MeshError(f"{path}: an NPZ mesh holds the arrays 'vertices' and 'faces'; {error}.") from error
-    except Exception as error:  # numpy and zipfile raise a dozen kinds for a damaged file
-        raise MeshError(f"{path}: cannot be read as NPZ; it is damaged or of another format ({error}).") from error
-
-
-def _read_with_trimesh(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    trimesh = require_trimesh()
-    try:
-        loaded = trimesh.load(path, force="mesh", process=False)
-        vertices, faces = np.asarray(loaded.vertices), np.asarray(loaded.faces)
-    except Exception as error:  # every reader of trimesh has its own
-        raise MeshError(
-            f"{path}: cannot be read as {path.suffix[1:].upper()}; it is damaged or of another format ({error})."
-        ) from error
-    if len(vertices) == 0:
-        raise MeshError(f"{path}: no triangles found; the file is empty, damaged, holds points alone or is of another format.")
-    return vertices, faces.reshape(-1, 3) if faces.size == 0 else faces
-
-
 def require_trimesh() -> Any:
-    """The package, or an error that names the extra."""
+    """Import trimesh, or raise an error that names the extra."""
     try:
         import trimesh
     except ImportError as error:
-        raise ImportError(
-            "STL, PLY, OBJ and OFF files are read and written with trimesh: pip install 'swing_gp[meshes]'."
-        ) from error
+        message = "Mesh files, repeated vertices and vertex normals need trimesh: pip install 'swing_gp[meshes]'."
+        raise ImportError(message) from error
     return trimesh
 
 
 def save_ply(path: str | os.PathLike, mesh: Mesh, normals: np.ndarray, colors: np.ndarray | None = None) -> None:
-    """Write a mesh with normals, and colours (n, 3) in 0..255 if given, as binary PLY; the file is whole or absent."""
+    """Write a mesh with normals, and colours (n, 3) in 0..255 if given, as binary PLY, whole or not at all."""
     if normals.shape != mesh.vertices.shape:
         raise ValueError(f"normals must have shape {mesh.vertices.shape} like the vertices, got {normals.shape}.")
     trimesh = require_trimesh()
-    content = trimesh.Trimesh(
-        mesh.vertices, mesh.faces, vertex_normals=normals, vertex_colors=colors, process=False, validate=False
-    )
+    content = trimesh.Trimesh(mesh.vertices, mesh.faces, vertex_normals=normals, vertex_colors=colors, process=False)
     with whole_file(path) as temporary:
         temporary.write_bytes(trimesh.exchange.ply.export_ply(content, vertex_normal=True))
-
-
-def load_thingi10k(file_id: int, *, cache: str | os.PathLike | None = None) -> Mesh:
-    """A mesh of the Thingi10K collection by the id of its file.
-
-    :param cache: a folder that is looked through first, for ``<id>.npz``, ``<id>.stl`` and the like, also with
-        ``thingi10k_`` in front. What is not there is fetched through the ``thingi10k`` package (``pip install thingi10k``),
-        which keeps a cache of its own.
-    """
-    if cache is not None:
-        for name in (f"{file_id}", f"thingi10k_{file_id}"):
-            for suffix in FORMATS:
-                path = Path(cache) / f"{name}{suffix}"
-                if path.is_file():
-                    return load_mesh(path)
-    try:
-        import thingi10k
-    except ImportError as error:
-        searched = "" if cache is None else f" is not in {cache}, and"
-        raise ImportError(f"Thingi10K file {file_id}{searched} is fetched with: pip install thingi10k.") from error
-    try:
-        thingi10k.init(variant="npz")
-        entries = list(thingi10k.dataset(file_id=file_id))
-    except Exception as error:  # whatever the network and the hub raise
-        raise OSError(
-            f"Thingi10K file {file_id} could not be fetched ({error}). Check the network, or put {file_id}.stl into a folder "
-            "and pass it as cache."
-        ) from error
-    if not entries:
-        raise MeshError(f"Thingi10K has no file {file_id}.")
-    vertices, faces = thingi10k.load_file(entries[0]["file_path"])
-    return Mesh(np.asarray(vertices), np.asarray(faces).astype(np.int64), f"thingi10k_{file_id}").welded()

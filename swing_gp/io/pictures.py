@@ -6,27 +6,23 @@ import os
 from typing import Any
 
 import numpy as np
+from scipy.stats import norm
+from sklearn.preprocessing import normalize
 
 from swing_gp.io.meshes import Mesh
 from swing_gp.utils.files import whole_file
 
 __all__ = [
-    "angles_between",
-    "draw_mesh",
-    "normal_colors",
-    "normals_picture",
-    "regression_picture",
-    "require_matplotlib",
-    "save_figure",
-    "view_directions",
-]
+    "angles_between", "draw_mesh", "normal_colors", "normals_picture", "regression_picture", "require_matplotlib",
+    "save_figure", "view_directions",
+]  # fmt: skip
 
-# Above this many faces, those that face away are left out: drawing takes minutes.
+# Above this many faces, those that face away from the viewer are left out: drawing all takes minutes.
 MOST_FACES = 300_000
 
 
 def require_matplotlib() -> None:
-    """To be called before long work that ends in a picture."""
+    """Call this before long work that ends in a picture."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
@@ -40,35 +36,23 @@ def _figure(width: float, height: float) -> Any:
 
 
 def save_figure(figure: Any, path: str | os.PathLike, dpi: int = 110) -> None:
-    """As PNG, whole or absent."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
+    """Write a PNG file, whole or not at all."""
     with whole_file(path) as temporary:
-        FigureCanvasAgg(figure).print_figure(temporary, dpi=dpi, format="png")
+        figure.savefig(temporary, dpi=dpi, format="png")
 
 
 def view_directions(mesh: Mesh) -> np.ndarray:  # (3, 3)
-    """Rows: to the right, up, towards the viewer. The longest side of the box lies across, or stands; a flat mesh is seen from
-    above."""
+    """The directions right, up and towards the viewer, as rows. A long mesh stands upright; a flat one is seen from above."""
     size = np.ptp(mesh.vertices, axis=0)
-    thin = int(size.argmin())
-    if size[thin] < 0.25 * np.sort(size)[1]:  # a terrain or a plate
+    thin, middle, long = np.argsort(size)
+    if size[thin] < 0.25 * size[middle]:  # a terrain or a plate
         up, elevation = thin, 50.0
     else:
-        up, elevation = (int(size.argmax()) if size.max() > 1.25 * np.sort(size)[1] else 2), 25.0
-    # Axes in cyclic order, so that nothing is mirrored.
-    first, second = (up + 1) % 3, (up + 2) % 3
+        up, elevation = (long if size[long] > 1.25 * size[middle] else 2), 25.0
     a, e = np.radians(35.0), np.radians(elevation)
-    local = np.array(
-        [
-            [-np.sin(a), np.cos(a), 0.0],
-            [-np.sin(e) * np.cos(a), -np.sin(e) * np.sin(a), np.cos(e)],
-            [np.cos(e) * np.cos(a), np.cos(e) * np.sin(a), np.sin(e)],
-        ]
-    )
-    view = np.empty((3, 3))
-    view[:, [first, second, up]] = local
-    return view
+    right, viewer = np.array([-np.sin(a), np.cos(a), 0.0]), np.array([np.cos(e) * np.cos(a), np.cos(e) * np.sin(a), np.sin(e)])
+    upright = np.stack([right, np.cross(viewer, right), viewer])  # as if z were up
+    return np.roll(upright, up + 1, axis=1)  # axes in cyclic order, so that nothing is mirrored
 
 
 def normal_colors(normals: np.ndarray, view: np.ndarray) -> np.ndarray:  # (n, 3) -> (n, 3) in 0..1
@@ -77,19 +61,17 @@ def normal_colors(normals: np.ndarray, view: np.ndarray) -> np.ndarray:  # (n, 3
 
 
 def draw_mesh(axes: Any, mesh: Mesh, colors: np.ndarray, view: np.ndarray) -> None:
-    """Faces from back to front, in the mean colour of their corners, (n, 3) or (n, 4)."""
+    """Draw the faces from back to front, each in the mean colour of its corners; ``colors`` is (n, 3) or (n, 4)."""
     from matplotlib.collections import PolyCollection
 
     seen = mesh.vertices @ view.T
     corners = seen[mesh.faces]
-    cross = np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0])
     order = np.argsort(corners[:, :, 2].mean(1))
     if len(order) > MOST_FACES:
-        order = order[cross[order, 2] > 0]
+        order = order[np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0])[order, 2] > 0]
     shade = colors[mesh.faces].mean(1)[order]
-    polygons = corners[order][:, :, :2]
     # Edges in the colour of their face close the hairlines between faces.
-    axes.add_collection(PolyCollection(polygons, facecolors=shade, edgecolors=shade, linewidths=0.7))
+    axes.add_collection(PolyCollection(corners[order, :, :2], facecolors=shade, edgecolors=shade, linewidths=0.7))
     low, high = seen[:, :2].min(0), seen[:, :2].max(0)
     margin = 0.02 * (high - low).max()
     axes.set(xlim=(low[0] - margin, high[0] + margin), ylim=(low[1] - margin, high[1] + margin), aspect="equal")
@@ -106,30 +88,27 @@ def normals_picture(
     title: str,
     baseline: np.ndarray,  # degrees of error of the nearest known vertex, at masked vertices
 ) -> None:
-    """The mesh coloured by its true normals, by the predicted ones, and by the angle between them; and all the angles."""
+    """Draw the mesh coloured by true normals, predicted normals and the angles between them, with a histogram of the angles."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
     view = view_directions(mesh)
-    angles = np.zeros(mesh.num_vertices)
-    angles[masked] = angles_between(predicted[masked], true[masked])
-    lengths = np.linalg.norm(predicted, axis=1, keepdims=True)
-    units = predicted / np.where(lengths > 0, lengths, 1)
+    angles = np.where(masked, angles_between(predicted, true), 0.0)
     span = np.ptp(mesh.vertices @ view.T, axis=0)
-    height = float(np.clip(3.6 * span[1] / span[0], 2.6, 6.0))
-    figure = _figure(15.5, height + 0.9)
+    figure = _figure(15.5, np.clip(3.6 * span[1] / span[0], 2.6, 6.0) + 0.9)
     axes = figure.subplots(1, 4, width_ratios=[1, 1, 1.12, 0.9])
-    draw_mesh(axes[0], mesh, normal_colors(true, view), view)
-    axes[0].set_title("true normals (colour = direction)", fontsize=10)
-    draw_mesh(axes[1], mesh, normal_colors(units, view), view)
-    axes[1].set_title(f"predicted from {1 - masked.mean():.0%} of the vertices", fontsize=10)
-    worst = max(10.0, float(np.percentile(angles[masked], 95)))
-    colors = ScalarMappable(Normalize(0, worst), "magma_r")
-    draw_mesh(axes[2], mesh, colors.to_rgba(angles), view)
-    axes[2].set_title("where it is wrong", fontsize=10)
+    colors = ScalarMappable(Normalize(0, max(10.0, np.percentile(angles[masked], 95))), "magma_r")
+    panels = {
+        "true normals (colour = direction)": normal_colors(true, view),
+        f"predicted from {1 - masked.mean():.0%} of the vertices": normal_colors(normalize(predicted), view),
+        "where it is wrong": colors.to_rgba(angles),
+    }
+    for panel, (caption, shade) in zip(axes[:3], panels.items(), strict=True):
+        draw_mesh(panel, mesh, shade, view)
+        panel.set_title(caption, fontsize=10)
     figure.colorbar(colors, ax=axes[2], shrink=0.75, extend="max", label="degrees between true and predicted")
     reach = max(np.percentile(angles[masked], 99), np.percentile(baseline, 99))
-    bins = np.linspace(0, float(np.clip(1.2 * reach, 5, 180)), 61)
+    bins = np.linspace(0, np.clip(1.2 * reach, 5, 180), 61)
     axes[3].hist(angles[masked], bins, color="#3b528b", label=f"predicted, median {np.median(angles[masked]):.1f}°")
     label = f"nearest known, median {np.median(baseline):.1f}°"
     axes[3].hist(baseline, bins, histtype="step", color="#e36414", linewidth=1.4, label=label)
@@ -140,7 +119,7 @@ def normals_picture(
 
 
 def angles_between(one: np.ndarray, two: np.ndarray) -> np.ndarray:  # (n, 3), (n, 3) -> (n,)
-    """In degrees; a zero vector is at 90 degrees to everything."""
+    """Angles in degrees; a zero vector is at 90 degrees to everything."""
     cosine = (one * two).sum(-1) / np.maximum(np.linalg.norm(one, axis=-1) * np.linalg.norm(two, axis=-1), 1e-300)
     return np.degrees(np.arccos(np.clip(cosine, -1, 1)))
 
@@ -155,31 +134,20 @@ def regression_picture(
     *,
     title: str,
 ) -> None:
-    """Held-out values against predictions, whether intervals hold what they promise, and the course of training."""
-    from scipy.stats import norm
-
+    """Draw held-out values against predictions, the coverage of intervals, and the training loss."""
     figure = _figure(13.5, 4.0)
     left, middle, right = figure.subplots(1, 3)
     sample = np.random.default_rng(0).permutation(len(true))[:1500]
-    left.errorbar(
-        true[sample],
-        mean[sample],
-        1.96 * deviation[sample],
-        fmt=".",
-        markersize=4,
-        color="#3b528b",
-        ecolor="#3b528b33",
-        zorder=2,
-    )
+    look = {"fmt": ".", "markersize": 4, "color": "#3b528b", "ecolor": "#3b528b33", "zorder": 2}
+    left.errorbar(true[sample], mean[sample], 1.96 * deviation[sample], **look)
     ends = [min(true.min(), mean.min()), max(true.max(), mean.max())]
     left.plot(ends, ends, color="black", linewidth=1, zorder=3)
     left.set(xlabel=f"held-out {name}", ylabel="predicted, with 95% intervals")
     promised = np.linspace(0.01, 0.99, 50)
-    score = np.abs(true - mean) / deviation
-    kept = [(score < norm.ppf(0.5 + level / 2)).mean() for level in promised]
+    kept = (np.abs(true - mean) / deviation < norm.ppf(0.5 + promised / 2)[:, None]).mean(1)
     middle.plot([0, 1], [0, 1], color="black", linewidth=1)
     middle.plot(promised, kept, color="#3b528b", linewidth=2)
-    middle.set(xlabel="share that intervals promise", ylabel="share of held-out values inside", xlim=(0, 1), ylim=(0, 1))
+    middle.set(xlabel="nominal coverage of intervals", ylabel="share of held-out values inside", xlim=(0, 1), ylim=(0, 1))
     right.plot(range(1, len(losses) + 1), losses, color="#3b528b")
     right.set(xlabel="step", ylabel="negative log marginal likelihood per value")
     for axes in (left, middle, right):

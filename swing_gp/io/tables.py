@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import csv
 import os
+import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
 from swing_gp.utils.files import whole_file
 
-__all__ = ["TableError", "load_table", "save_table"]
-
 
 class TableError(ValueError):
-    """A file that is not a usable table; the message says why."""
+    """A file that is no usable table; the message says why."""
 
 
 def load_table(path: str | os.PathLike) -> dict[str, np.ndarray]:
-    """Columns by name, as float64; what is empty or says NaN is NaN.
+    """Read the columns of numbers by name, as float64; empty cells are NaN, columns of words are left out.
 
     A CSV file has its names in the first line; blank lines are skipped. In an NPZ file every vector is a column under its own
-    name, and the columns of a matrix ``X`` go by ``feature_names`` (or ``X0, X1, ...``), those of ``y`` by ``target_name``.
+    name; the columns of a matrix ``X`` have the names in ``feature_names`` (or ``X0, X1, ...``), those of ``y`` the names in
+    ``target_name``.
     """
     path = Path(path)
     if path.suffix.lower() not in (".csv", ".npz"):
@@ -30,62 +31,56 @@ def load_table(path: str | os.PathLike) -> dict[str, np.ndarray]:
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file.")
     columns = _read_csv(path) if path.suffix.lower() == ".csv" else _read_npz(path)
-    lengths = {len(column) for column in columns.values()}
-    if not columns or lengths == {0}:
-        raise TableError(f"{path}: the table is empty.")
+    if len(dict(columns)) < len(columns):
+        raise TableError(f"{path}: two columns have one name.")
+    table = {}
+    for name, column in columns:
+        with suppress(ValueError):  # a column of words
+            table[name] = column.astype(np.float64)
+    lengths = {len(column) for column in table.values()}
+    if not table or lengths == {0}:
+        raise TableError(f"{path}: the table is empty or has no column of numbers.")
     if len(lengths) > 1:
         raise TableError(f"{path}: the columns have different lengths: {', '.join(map(str, sorted(lengths)))}.")
-    return columns
+    return table
 
 
-def _read_csv(path: Path) -> dict[str, np.ndarray]:
+def _read_csv(path: Path) -> list[tuple[str, np.ndarray]]:
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = [(line, row) for line, row in enumerate(csv.reader(file), start=1) if row]  # blank lines are no rows
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise TableError(f"{path}: cannot be read as CSV ({error}).") from error
-    if not rows:
-        raise TableError(f"{path}: the table is empty.")
-    names = [name.strip() for name in rows[0][1]]
-    if len(set(names)) != len(names):
-        raise TableError(f"{path}: two columns have one name in the first line.")
-    columns: dict[str, list[float] | None] = {name: [] for name in names}
-    for line, row in rows[1:]:
-        if len(row) != len(names):
-            raise TableError(f"{path}, line {line}: {len(row)} cells, but {len(names)} columns in the first line.")
-        for name, cell in zip(names, row, strict=True):
-            values = columns[name]
-            try:
-                if values is not None:
-                    values.append(float(cell) if cell.strip() else np.nan)
-            except ValueError:
-                columns[name] = None  # a column of words; asking for it by name says which there are
-    return {name: np.array(values) for name, values in columns.items() if values is not None}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # about an empty file, which is refused by the caller
+            # Cells stay Python strings: with dtype=str, every cell would take the memory of the longest one.
+            layout: dict = {"delimiter": ",", "quotechar": '"', "comments": None, "encoding": "utf-8-sig"}
+            cells = np.loadtxt(path, object, ndmin=2, converters=str.strip, **layout)
+    except ValueError as error:
+        reason = str(error).partition(";")[0]  # behind it, NumPy advises its caller
+        raise TableError(f"{path}: cannot be read as CSV: {reason}.") from error
+    cells[1:][cells[1:] == ""] = "nan"
+    return [(column[0], column[1:]) for column in cells.T if len(column)]
 
 
-def _read_npz(path: Path) -> dict[str, np.ndarray]:
+def _read_npz(path: Path) -> list[tuple[str, np.ndarray]]:
     try:
         with np.load(path, allow_pickle=False) as content:
-            arrays = {name: content[name] for name in content.files}
+            arrays = dict(content)
     except Exception as error:  # numpy and zipfile raise a dozen kinds for a damaged file
         raise TableError(f"{path}: cannot be read as NPZ; it is damaged or of another format ({error}).") from error
-    names = {"X": arrays.pop("feature_names", None), "y": arrays.pop("target_name", None)}
-    columns: dict[str, np.ndarray] = {}
+    given = {"X": arrays.pop("feature_names", None), "y": arrays.pop("target_name", None)}
+    columns: list[tuple[str, np.ndarray]] = []
     for name, array in arrays.items():
-        if not (np.issubdtype(array.dtype, np.number) and array.ndim in (1, 2)):
+        if array.dtype.kind not in "fiu" or array.ndim not in (1, 2):  # complex numbers are no column of numbers either
             continue
-        matrix = array.reshape(len(array), -1).astype(np.float64)
-        given = names.get(name)
-        words = [name] if given is None and array.ndim == 1 else [f"{name}{i}" for i in range(matrix.shape[1])]
-        if given is not None:
-            given = [word.strip() for entry in np.atleast_1d(given) for word in str(entry).split(",")]
-            words = given if len(given) == matrix.shape[1] else words
-        columns.update(dict(zip(words, matrix.T, strict=True)))
+        matrix = array[:, None] if array.ndim == 1 else array
+        words = [name] if array.ndim == 1 else [f"{name}{i}" for i in range(matrix.shape[1])]
+        if given.get(name) is not None:
+            own = [word.strip() for entry in np.atleast_1d(given[name]) for word in str(entry).split(",")]
+            words = own if len(own) == matrix.shape[1] else words
+        columns += zip(words, matrix.T, strict=True)
     return columns
 
 
 def save_table(path: str | os.PathLike, columns: dict[str, Sequence]) -> None:
-    """As CSV, whole or absent."""
+    """Write a CSV file, whole or not at all."""
     with whole_file(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(columns)

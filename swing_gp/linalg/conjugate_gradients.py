@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.linalg import vecdot
 
-from swing_gp.parallel.shards import total
-
-__all__ = ["ConvergenceWarning", "Iterations", "conjugate_gradients", "largest_residual"]
+from swing_gp.linalg.reducer import LOCAL, Reducer
 
 
 class ConvergenceWarning(UserWarning):
@@ -33,7 +32,7 @@ class Iterations:
     steps: Tensor
     ratios: Tensor
 
-    def tridiagonal(self, number: int) -> Tensor:  # (number, m, m)
+    def tridiagonal(self, number: int) -> Tensor:  # (number, m, m), float64
         """The Lanczos matrices of the first right-hand sides, for quadrature; a side that is solved goes on as the identity."""
         steps, ratios = self.steps[:, :number].mT.double(), self.ratios[:, :number].mT.double()
         live = steps > 0
@@ -41,8 +40,7 @@ class Iterations:
         diagonal = inverse.clone()
         diagonal[:, 1:] += torch.where(live[:, 1:], ratios[:, :-1] * inverse[:, :-1], 0.0)
         beside = torch.where(live[:, 1:], ratios[:, :-1].clamp_min(0).sqrt() * inverse[:, :-1], 0.0)
-        matrix = torch.diag_embed(diagonal) + torch.diag_embed(beside, 1) + torch.diag_embed(beside, -1)
-        return matrix.to(self.solution.dtype)
+        return torch.diag_embed(diagonal) + torch.diag_embed(beside, 1) + torch.diag_embed(beside, -1)
 
 
 def conjugate_gradients(
@@ -61,12 +59,12 @@ def conjugate_gradients(
     x = torch.zeros_like(rhs)
     residual = rhs.clone()
     direction = residual if precondition is None else precondition(residual)
-    product = _inner(residual, direction)
+    product = vecdot(residual, direction, dim=0)
     residuals: list[float] = []
     steps, ratios = [], []
     while len(residuals) < max_iterations:
         image = action(direction)
-        curvature = _inner(direction, image)
+        curvature = vecdot(direction, image, dim=0)
         # A right-hand side that is solved exactly has no direction left.
         steps.append(torch.where(curvature > 0, product / curvature, torch.zeros_like(product)))
         x = x + steps[-1] * direction
@@ -75,19 +73,16 @@ def conjugate_gradients(
         if residuals[-1] <= tol or not math.isfinite(residuals[-1]):
             break
         preconditioned = residual if precondition is None else precondition(residual)
-        before, product = product, _inner(residual, preconditioned)
+        before, product = product, vecdot(residual, preconditioned, dim=0)
         ratios.append(torch.where(before > 0, product / before, torch.zeros_like(product)))
         direction = preconditioned + ratios[-1] * direction
     return Iterations(x, residuals, torch.stack(steps), torch.stack([*ratios, torch.zeros_like(product)][: len(steps)]))
 
 
-def largest_residual(residual: Tensor, rhs: Tensor) -> float:
+def largest_residual(residual: Tensor, rhs: Tensor, shards: Reducer = LOCAL) -> float:
     """The largest relative residual over right-hand sides; zero for none."""
     if rhs.shape[-1] == 0:
         return 0.0
-    over, under = total(torch.stack([residual.norm(dim=0).square(), rhs.norm(dim=0).square()]), "inner products").sqrt()
+    squares = torch.stack([residual.norm(dim=0).square(), rhs.norm(dim=0).square()])
+    over, under = shards.sum(squares, "inner products").sqrt()
     return float((over / under.clamp_min(torch.finfo(rhs.dtype).tiny)).max())
-
-
-def _inner(one: Tensor, two: Tensor) -> Tensor:  # (N, k), (N, k) -> (k,)
-    return total((one * two).sum(0), "inner products")

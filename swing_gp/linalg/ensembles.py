@@ -21,8 +21,6 @@ from torch import Tensor
 
 from swing_gp.utils.validation import check_choice
 
-__all__ = ["ENSEMBLES", "gaussian_ensemble"]
-
 ENSEMBLES = ("iid", "orthogonal", "simplex")
 
 

@@ -10,8 +10,6 @@ import scipy.linalg
 import torch
 from torch import Tensor
 
-__all__ = ["chebyshev_coefficients", "horner", "series_root", "truncation"]
-
 
 def horner(coefficients: Tensor, x: Tensor) -> Tensor:
     """A polynomial, elementwise, from its coefficients in rising order."""

@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from swing_gp.graphs.implicit import row_chunks
-from swing_gp.parallel.shards import adjoint_total, total
-
-__all__ = ["blocked_product", "cached_rows", "cross_gram", "frozen_signs", "gram", "row_sums", "symmetric_function"]
-
+from swing_gp.linalg.chunks import cached_rows
 
 # Rows of a Gram matrix that are summed in the precision of the factor: in float32 their rounding averages out over the blocks,
 # which are added in float64.
 GRAM_ROWS = 4096
 
 
-def cached_rows(a: Tensor) -> Iterator[slice]:
-    """Slices of the rows of a tall matrix that are small enough for several passes over one to stay in the cache."""
-    return row_chunks(a.shape[-2], 8 * a.shape[-1])
-
-
 def blocked_product(a: Tensor, b: Tensor) -> Tensor:  # (*batch, N, k), (*batch, N, c) -> (*batch, k, c)
     r""":math:`A^\top B` as a sum in float64 over blocks that are multiplied in the precision they come in."""
-    result: Tensor | float = 0.0
-    for one, two in zip(a.split(GRAM_ROWS, dim=-2), b.split(GRAM_ROWS, dim=-2), strict=True):
-        result = result + (one.mT @ two).double()
-    return result  # type: ignore[return-value]
+    blocks = zip(a.split(GRAM_ROWS, dim=-2), b.split(GRAM_ROWS, dim=-2), strict=True)
+    return sum((one.mT @ two).double() for one, two in blocks)
 
 
 class _CrossGram(torch.autograd.Function):
@@ -38,10 +27,7 @@ class _CrossGram(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:  # (*batch, N, k), (*batch, N, c) -> (*batch, k, c)
         ctx.save_for_backward(a, b)
-        result: Tensor | float = 0.0
-        for rows in cached_rows(a):
-            result = result + a[..., rows, :].double().mT @ b[..., rows, :].double()
-        return result  # type: ignore[return-value]
+        return sum(a[..., rows, :].double().mT @ b[..., rows, :].double() for rows in cached_rows(a))  # type: ignore[return-value]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -52,10 +38,9 @@ class _CrossGram(torch.autograd.Function):
 def cross_gram(a: Tensor, b: Tensor) -> Tensor:
     r""":math:`A^\top B` in float64."""
     if a.dtype == torch.float64 and b.dtype == torch.float64:
-        return total(a.mT @ b, "projection")
+        return a.mT @ b
     batch_shape = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    product = _CrossGram.apply(a.expand(*batch_shape, *a.shape[-2:]), b.expand(*batch_shape, *b.shape[-2:]))
-    return total(product, "projection")
+    return _CrossGram.apply(a.expand(*batch_shape, *a.shape[-2:]), b.expand(*batch_shape, *b.shape[-2:]))
 
 
 class _Gram(torch.autograd.Function):
@@ -64,11 +49,8 @@ class _Gram(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, a: Tensor, weights: Tensor) -> Tensor:  # (*batch, N, k), (*batch, N) -> (*batch, k, k)
         ctx.save_for_backward(a, weights)
-        result: Tensor | float = 0.0
-        for start in range(0, max(1, a.shape[-2]), GRAM_ROWS):
-            block, scale = a[..., start : start + GRAM_ROWS, :], weights[..., start : start + GRAM_ROWS, None]
-            result = result + ((block * scale).mT @ block).double()
-        return result  # type: ignore[return-value]
+        blocks = zip(a.split(GRAM_ROWS, dim=-2), weights.unsqueeze(-1).split(GRAM_ROWS, dim=-2), strict=True)
+        return sum(((block * scale).mT @ block).double() for block, scale in blocks)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
@@ -87,34 +69,31 @@ class _RowSums(torch.autograd.Function):
     """A pass for the sums and one for the gradient, where autograd would make a copy of A for every operation."""
 
     @staticmethod
-    def forward(ctx: Any, a: Tensor) -> tuple[Tensor, Tensor]:
-        column_sums = total(a.sum(0), "degrees")
+    def forward(ctx: Any, a: Tensor, column_sums: Tensor) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(a, column_sums)
-        ctx.total = adjoint_total("degrees")
         blocks = [a[rows] for rows in cached_rows(a)]
         return torch.cat([block @ column_sums for block in blocks]), torch.cat([block.square().sum(-1) for block in blocks])
 
     @staticmethod
-    def backward(ctx: Any, for_sums: Tensor, for_squares: Tensor) -> Tensor:
+    def backward(ctx: Any, for_sums: Tensor, for_squares: Tensor) -> tuple[Tensor, Tensor]:
         a, column_sums = ctx.saved_tensors
-        shared = ctx.total(a.mT @ for_sums)
         grad = torch.empty_like(a)
         for rows in cached_rows(a):
-            torch.addcmul(shared, for_sums[rows, None], column_sums, out=grad[rows])
+            torch.mul(for_sums[rows, None], column_sums, out=grad[rows])
             grad[rows].addcmul_(a[rows], for_squares[rows, None], value=2)
-        return grad
+        return grad, a.mT @ for_sums
 
 
-def row_sums(a: Tensor) -> tuple[Tensor, Tensor]:  # (N, k) -> (N,), (N,)
-    r"""The row sums of :math:`A A^\top`, and its diagonal."""
-    return _RowSums.apply(a)
+def row_sums(a: Tensor, column_sums: Tensor) -> tuple[Tensor, Tensor]:  # (N, k), (k,) -> (N,), (N,)
+    r"""The row sums of :math:`A A^\top` from the column sums of A, and its diagonal."""
+    return _RowSums.apply(a, column_sums)
 
 
 def gram(a: Tensor, weights: Tensor | None = None) -> Tensor:
     r""":math:`A^\top \mathrm{diag}(w) A` in float64, exactly symmetric."""
     if weights is None:
         weights = torch.ones((), dtype=a.dtype, device=a.device)
-    product = total(_Gram.apply(a, weights.to(a.dtype).expand(a.shape[:-1])), "Gram matrix")
+    product = _Gram.apply(a, weights.to(a.dtype).expand(a.shape[:-1]))
     return 0.5 * (product + product.mT)
 
 
@@ -155,10 +134,8 @@ def _divided_differences(function: Callable[[Tensor], Tensor], eigenvalues: Tens
         points = eigenvalues.detach().requires_grad_(True)
         (slopes,) = torch.autograd.grad(function(points).sum(), points)
 
-    def pairs(x: Tensor) -> tuple[Tensor, Tensor]:
-        return x.unsqueeze(-1), x.unsqueeze(-2)
-
-    (one, two), (value, other), (slope, another) = pairs(eigenvalues), pairs(values), pairs(slopes)
+    one, value, slope = (x.unsqueeze(-1) for x in (eigenvalues, values, slopes))
+    two, other, another = (x.unsqueeze(-2) for x in (eigenvalues, values, slopes))
     gap, bend = one - two, slope - another
     eps, scale = torch.finfo(gap.dtype).eps, eigenvalues.abs().amax(-1)[..., None, None]
     # The quotient is off by eps h / gap, the mean of the slopes by about (difference of the slopes)^2 / (6 slope): a function
@@ -172,3 +149,9 @@ def frozen_signs(number: int, columns: int, dtype: torch.dtype, device: torch.de
     """Random signs, the same at every call and on every device."""
     generator = torch.Generator().manual_seed(0)
     return torch.randint(0, 2, (number, columns), generator=generator).to(device, dtype).mul_(2).sub_(1)
+
+
+def white_noise(like: Any, *shape: int, generator: torch.Generator | None = None) -> Tensor:
+    """Standard normal numbers of the dtype and the device of ``like``; a generator's are the same on every device."""
+    device = like.device if generator is None else generator.device
+    return torch.randn(*shape, dtype=like.dtype, device=device, generator=generator).to(like.device)

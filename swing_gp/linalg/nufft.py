@@ -17,8 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["PointTransform"]
-
 # Pairs of columns of one call: finufft's memory grows with them.
 BATCH = 8
 # Below this many points a second thread costs more than it brings: finufft's threads and torch's wait for each other.
@@ -63,19 +61,15 @@ class PointTransform:
         values = _Transform.apply(coefficients, self, 2)
         return values if self.mask is None else values * self.mask
 
-    def _plan(self, kind: int, transforms: int) -> Any:
-        key = (kind, transforms)
+    def _execute(self, kind: int, blocks: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        key = (kind, len(blocks))
         if key not in self._plans:
             options = {"modeord": 1, "nthreads": 0 if self.number >= THREADED else 1}
             sign = -1 if kind == 1 else 1
-            plan = finufft.Plan(kind, self._full, transforms, self.eps, sign, dtype=self._complex.__name__, **options)
+            plan = finufft.Plan(kind, self._full, len(blocks), self.eps, sign, dtype=self._complex.__name__, **options)
             plan.setpts(*(np.ascontiguousarray(axis) for axis in self.angles.numpy().T))
             self._plans[key] = plan
-        return self._plans[key]
-
-    def _execute(self, kind: int, blocks: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-        plan = self._plan(kind, len(blocks))
-        return plan.execute(blocks if len(blocks) > 1 else blocks[0]).reshape(len(blocks), *shape)
+        return self._plans[key].execute(blocks if len(blocks) > 1 else blocks[0]).reshape(len(blocks), *shape)
 
     def _type1(self, values: Tensor) -> Tensor:
         columns = values.detach().numpy().T
@@ -88,7 +82,7 @@ class PointTransform:
             pairs.imag[: len(imaginary)] = imaginary
             full = self._execute(1, pairs, self._full)
             # Real values have c_-m = conj(c_m), which tells the two columns of a pair apart.
-            kept, mirrored = full[..., : self.modes[-1]], self._mirrored(full).conj()
+            kept, mirrored = (modes[..., : self.modes[-1]] for modes in (full, self._flipped(full).conj()))
             out = result[start : start + 2 * BATCH]
             out[0::2] = 0.5 * (kept + mirrored)
             out[1::2] = (-0.5j * (kept - mirrored))[: len(imaginary)]
@@ -116,10 +110,6 @@ class PointTransform:
         """The modes m at the places of -m."""
         axes = tuple(range(1, full.ndim))
         return np.roll(np.flip(full, axes), 1, axes)
-
-    def _mirrored(self, full: np.ndarray) -> np.ndarray:
-        """The modes -m for every kept mode m."""
-        return self._flipped(full)[..., : self.modes[-1]]
 
 
 class _Transform(torch.autograd.Function):

@@ -9,10 +9,6 @@ import scipy.sparse.linalg
 import torch
 from torch import Tensor
 
-from swing_gp.parallel.shards import is_sharded
-
-__all__ = ["clenshaw", "spectral_radius"]
-
 
 def spectral_radius(action: Callable[[Tensor], Tensor], like: Tensor, bound: float) -> float:  # like: (N, k)
     """The spectral radius of a symmetric non-negative matrix, from a few products, never above ``bound``.
@@ -20,8 +16,6 @@ def spectral_radius(action: Callable[[Tensor], Tensor], like: Tensor, bound: flo
     A Chebyshev polynomial on an interval that is wider than the spectrum loses digits wherever g grows fast, as the
     diffusion does on raw weights, so the largest degree alone is too generous a bound.
     """
-    if is_sharded():
-        return bound
     size = like.shape[0]
     if size < 3:  # too small for the Lanczos process
         with torch.no_grad():
@@ -38,18 +32,15 @@ def spectral_radius(action: Callable[[Tensor], Tensor], like: Tensor, bound: flo
 
 
 def clenshaw(action: Callable[[Tensor], Tensor], coefficients: Tensor, interval: tuple[float, float], rhs: Tensor) -> Tensor:
-    r""":math:`\sum_k c_k T_k(B) v` by Clenshaw's recurrence, B the operator A mapped from the interval to [-1, 1]."""
+    r""":math:`\sum_k c_k T_k(B) v`, from two coefficients on, B the operator A mapped from the interval to [-1, 1]."""
     low, high = interval
     scale, shift = 2 / (high - low), (high + low) / (high - low)
 
     def mapped(v: Tensor) -> Tensor:
         return scale * action(v) - shift * v
 
-    last, before = coefficients[-1] * rhs, None
+    last: Tensor = coefficients[-1] * rhs
+    before: Tensor | float = 0.0
     for coefficient in coefficients[1:-1].flip(0):
-        twice = 2 * mapped(last)
-        last, before = coefficient * rhs + (twice if before is None else twice - before), last
-    if len(coefficients) == 1:
-        return last
-    result = coefficients[0] * rhs + mapped(last)
-    return result if before is None else result - before
+        last, before = coefficient * rhs + (2 * mapped(last) - before), last
+    return coefficients[0] * rhs + mapped(last) - before

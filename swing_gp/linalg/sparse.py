@@ -13,8 +13,6 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
-__all__ = ["SparsePattern"]
-
 # Numbers that are gathered at a time for the gradient of the values: few enough to stay in the cache.
 GATHERED = 2**18
 
@@ -34,9 +32,8 @@ class SparsePattern:
     def from_scipy(cls, matrix: scipy.sparse.csr_array) -> SparsePattern:
         """The pattern of a canonical CSR matrix, in the order of its ``data``."""
         dtype = np.int32 if max(matrix.nnz, *matrix.shape) < 2**31 else np.int64
-        return cls(
-            matrix.shape, *(torch.from_numpy(index.astype(dtype, copy=False)) for index in (matrix.indptr, matrix.indices))
-        )
+        crow, col = (torch.from_numpy(index.astype(dtype, copy=False)) for index in (matrix.indptr, matrix.indices))
+        return cls(matrix.shape, crow, col)
 
     @property
     def num_entries(self) -> int:
@@ -76,9 +73,8 @@ class SparsePattern:
     @cached_property
     def _transpose(self) -> tuple[Tensor, SparsePattern]:
         """The transpose as a pattern of its own, because torch multiplies CSC tensors far more slowly."""
-        numbered = scipy.sparse.csr_array(
-            (np.arange(self.num_entries), self.col.numpy(), self.crow.numpy()), shape=self.shape
-        ).T.tocsr()
+        entries = (np.arange(self.num_entries), self.col.numpy(), self.crow.numpy())
+        numbered = scipy.sparse.csr_array(entries, shape=self.shape).T.tocsr()
         return torch.from_numpy(numbered.data), SparsePattern.from_scipy(numbered)
 
 
@@ -97,21 +93,16 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor | None, Tensor | None]:
         values, rhs = ctx.saved_tensors
-        _, for_values, for_rhs = ctx.needs_input_grad
-        return (
-            None,
-            _Sampled.apply(ctx.pattern, grad, rhs) if for_values else None,
-            ctx.pattern.t_matmul(values, grad.contiguous()) if for_rhs else None,
-        )
+        for_values = _Sampled.apply(ctx.pattern, grad, rhs) if ctx.needs_input_grad[1] else None
+        return None, for_values, ctx.pattern.t_matmul(values, grad.contiguous()) if ctx.needs_input_grad[2] else None
 
 
 class _Sampled(torch.autograd.Function):
-    r"""The entries of :math:`L R^\top` on a pattern: the gradient of the values. Its own gradients are products again."""
+    r"""The entries of :math:`L R^\top` on a pattern, L (rows, k) and R (columns, k): the gradient of the values. Its own
+    gradients are products again."""
 
     @staticmethod
-    def forward(
-        ctx: Any, pattern: SparsePattern, left: Tensor, right: Tensor
-    ) -> Tensor:  # (rows, k), (columns, k) -> (entries,)
+    def forward(ctx: Any, pattern: SparsePattern, left: Tensor, right: Tensor) -> Tensor:  # (entries,)
         ctx.pattern = pattern
         ctx.save_for_backward(left, right)
         result = torch.empty(pattern.num_entries, dtype=left.dtype, device=left.device)
@@ -125,9 +116,5 @@ class _Sampled(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor | None, Tensor | None]:
         left, right = ctx.saved_tensors
-        _, for_left, for_right = ctx.needs_input_grad
-        return (
-            None,
-            ctx.pattern.matmul(grad, right) if for_left else None,
-            ctx.pattern.t_matmul(grad, left) if for_right else None,
-        )
+        for_left = ctx.pattern.matmul(grad, right) if ctx.needs_input_grad[1] else None
+        return None, for_left, ctx.pattern.t_matmul(grad, left) if ctx.needs_input_grad[2] else None

@@ -34,10 +34,8 @@ from swing_gp.graphs.edges import EdgeFunction
 from swing_gp.graphs.implicit import ImplicitGraph
 from swing_gp.operators.graph_kernel import graph_kernel
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
-from swing_gp.series.families import Series
+from swing_gp.series.base import Series
 from swing_gp.utils.validation import check_count
-
-__all__ = ["GraphMask", "LowRankGraphMask", "patch_grid"]
 
 Mask = TypeVar("Mask", bound="_Mask")
 
@@ -98,8 +96,8 @@ class _Mask(torch.nn.Module, ABC):
             ``Ball(1.0)`` for the four neighbours (:class:`GraphMask` only).
         :param options: of :func:`swing_gp.graph_kernel`: ``features``, ``walks``, ``num_features``, ``seed``.
         """
-        graph = ImplicitGraph(patch_grid(height, width), edge)
-        operator = graph_kernel(graph, series, **{"features": cls._features, **options})
+        options = {"features": cls._features, **options}
+        operator = graph_kernel(ImplicitGraph(patch_grid(height, width), edge), series, **options)
         return cls(operator, num_heads, num_prefix_tokens=num_prefix_tokens, strength=strength)
 
     @abstractmethod
@@ -108,8 +106,7 @@ class _Mask(torch.nn.Module, ABC):
 
     def _check_tokens(self, query: Tensor, key: Tensor) -> None:
         for name, tokens in (("query", query), ("key", key)):
-            fits = tokens.dim() >= 3 and tokens.shape[-2] == self.num_tokens
-            if not fits or self.num_heads not in (1, tokens.shape[-3]):
+            if tokens.dim() < 3 or tokens.shape[-2] != self.num_tokens or self.num_heads not in (1, tokens.shape[-3]):
                 heads = "heads" if self.num_heads == 1 else self.num_heads
                 raise ValueError(
                     f"{name} must have shape (..., {heads}, {self.num_tokens}, width), of {self.num_prefix_tokens} tokens "
@@ -151,14 +148,8 @@ class GraphMask(_Mask):
         return self.strength[:, None, None] * self.mask
 
     def forward(
-        self,
-        query: Tensor,  # (*batch, heads, T, E)
-        key: Tensor,  # (*batch, heads, T, E)
-        value: Tensor,  # (*batch, heads, T, Ev)
-        *,
-        dropout_p: float = 0.0,
-        scale: float | None = None,
-    ) -> Tensor:  # (*batch, heads, T, Ev)
+        self, query: Tensor, key: Tensor, value: Tensor, *, dropout_p: float = 0.0, scale: float | None = None
+    ) -> Tensor:  # query and key (*batch, heads, T, E), value (*batch, heads, T, Ev) -> (*batch, heads, T, Ev)
         """Masked attention; ``dropout_p`` and ``scale`` as in ``scaled_dot_product_attention``."""
         self._check_tokens(query, key)
         bias = self.bias().to(query.dtype)[(None,) * (query.dim() - 3)]  # the fused kernel wants as many dimensions
@@ -176,7 +167,7 @@ class LowRankGraphMask(_Mask):
 
     :param operator: a kernel with dense features: ``features="landmarks"`` or ``"positive"``, collapsed or walked on two
         sides, or ``grf_kernel(..., projection=r)``.
-    :param num_heads: see :class:`GraphMask`, as for the other parameters.
+    :param num_heads: as of :class:`GraphMask`, and so are all others.
 
     >>> from swing_gp import Diffusion, Gaussian
     >>> mask = LowRankGraphMask.for_grid(16, 16, Gaussian(3.0), Diffusion(8.0), num_features=32, num_heads=2)
@@ -224,20 +215,13 @@ class LowRankGraphMask(_Mask):
         return torch.cat([query, left], dim=-1), torch.cat([key, right], dim=-1)
 
     def forward(
-        self,
-        query: Tensor,  # (*batch, heads, T, E)
-        key: Tensor,  # (*batch, heads, T, E)
-        value: Tensor,  # (*batch, heads, T, Ev)
-        *,
-        dropout_p: float = 0.0,
-        scale: float | None = None,
-    ) -> Tensor:  # (*batch, heads, T, Ev)
+        self, query: Tensor, key: Tensor, value: Tensor, *, dropout_p: float = 0.0, scale: float | None = None
+    ) -> Tensor:  # query and key (*batch, heads, T, E), value (*batch, heads, T, Ev) -> (*batch, heads, T, Ev)
         """Masked attention; ``dropout_p`` and ``scale`` as in ``scaled_dot_product_attention``."""
         scale = query.shape[-1] ** -0.5 if scale is None else scale
         query, key = self.extend(query, key, scale)
         filled = pad(value, (0, max(0, key.shape[-1] - value.shape[-1])))
-        output = scaled_dot_product_attention(query, key, filled, dropout_p=dropout_p, scale=scale)
-        return output[..., : value.shape[-1]]
+        return scaled_dot_product_attention(query, key, filled, dropout_p=dropout_p, scale=scale)[..., : value.shape[-1]]
 
 
 def _inverse_root(diagonal: Tensor) -> Tensor:  # (N,)

@@ -22,27 +22,24 @@ True
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
-import gpytorch
 import torch
-from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 
 from swing_gp.features.auto import Choice
 from swing_gp.features.grid import least_tol
-from swing_gp.gp import GraphKernel
+from swing_gp.gp.posterior import posterior_of
 from swing_gp.graphs.edges import Gaussian
 from swing_gp.graphs.implicit import ImplicitGraph
+from swing_gp.graphs.inputs import nodes_of
 from swing_gp.models.selection import RULES, Selection, select
 from swing_gp.operators.graph_kernel import graph_kernel
+from swing_gp.operators.preconditioning import LandmarkApproximation
 from swing_gp.operators.walks import Walks
-from swing_gp.parallel.shards import refuse_shards
-from swing_gp.series.families import Series
+from swing_gp.series.base import Series
 from swing_gp.utils.validation import check_choice
-
-__all__ = ["Interpolation", "interpolate"]
 
 # An error of the kernel acts like noise on a GP. Directions of sums have no scale: where all weights are small, their errors
 # must be smaller still.
@@ -54,9 +51,7 @@ class Interpolation:
     """Values at all nodes, and how they were found.
 
     :ivar values: (N,) or (N, k), like the known ones.
-    :ivar rule: the rule.
     :ivar graph: the graph, with the lengthscale in use.
-    :ivar series: the series.
     :ivar noise: for the GP, the noise variance over the mean prior variance of the known nodes.
     :ivar info: the route of the products.
     :ivar selection: the choice of what was not given, or None.
@@ -100,8 +95,8 @@ def interpolate(
 ) -> Interpolation:
     """Values at all nodes from those at some.
 
-    What is not given is chosen by :func:`~swing_gp.models.selection.select` from the known values alone: everything for points, the
-    noise for a graph and a series.
+    What is not given is chosen by :func:`~swing_gp.models.selection.select` from the known values alone: everything for
+    points, the noise for a graph and a series.
 
     :param graph: an implicit graph, which needs a ``series``; or points, (N, d), which take none.
     :param known_idx: ids of the known nodes, (n,), distinct.
@@ -116,10 +111,11 @@ def interpolate(
         and 1e-10 for sums; not below 1e-6 for float32 points.
     """
     check_choice("rule", rule, RULES)
-    refuse_shards("interpolate", "use StreamedGP")
-    points = graph.points if isinstance(graph, ImplicitGraph) else ImplicitGraph(graph, Gaussian(1.0)).points
-    known, values = _checked(points, known_idx, known_values)
-    if isinstance(graph, ImplicitGraph) != (series is not None):
+    given = isinstance(graph, ImplicitGraph)
+    graph = graph if isinstance(graph, ImplicitGraph) else ImplicitGraph(graph, Gaussian(1.0))
+    known, values = _checked(graph.points, known_idx, known_values)
+    graph.shards.refuse("interpolate", "use StreamedGP")
+    if given != (series is not None):
         raise ValueError(
             "series must be given with an ImplicitGraph, whose lengthscale it belongs to; give points to have both chosen."
         )
@@ -127,36 +123,31 @@ def interpolate(
         raise ValueError(f"noise must be positive and belongs to rule='gp', got {noise!r} with rule={rule!r}.")
     if rule == "gp" and walks is not None and walks.sides == 1:
         raise ValueError("rule='gp' needs a symmetric kernel, and one-sided walks give none: use Walks(sides=2).")
-    if rule == "gp" and isinstance(graph, ImplicitGraph) and graph.normalization == "random_walk":
-        raise ValueError("rule='gp' needs a covariance, and normalization='random_walk' gives none; use 'symmetric'.")
-    columns = values if values.dim() == 2 else values.unsqueeze(-1)
+    if rule == "gp":
+        graph.check_symmetric("rule='gp'")
+    columns = values.reshape(len(known), -1)
     selection = None
-    if not isinstance(graph, ImplicitGraph):
-        selection = select(points, known, columns, rule=rule, criterion=criterion, centered=centered, progress=progress)
-        graph, series = selection.graph, selection.series
-    elif rule == "gp" and noise is None:
-        assert series is not None
-        settings = [(graph.edge, series)]
-        words = {"criterion": criterion, "centered": centered, "progress": progress, "normalization": graph.normalization}
-        selection = select(points, known, columns, settings=settings, **words)  # type: ignore[arg-type]
-    assert series is not None
-    noise = selection.noise if noise is None and selection is not None else noise
+    if series is None or (rule == "gp" and noise is None):
+        choose = partial(select, graph.points, known, columns, criterion=criterion, centered=centered, progress=progress)
+        settings = None if series is None else [(graph.edge, series)]
+        selection = choose(rule=rule, settings=settings, normalization=graph.normalization)
+        graph, series = graph if given else selection.graph, selection.series
+        noise = selection.noise if noise is None else noise
     if tol is None:
         tol = max(least_tol(graph), TOL_OF_SUMS if noise is None else max(1e-9, min(TOL, 0.1 * noise)))
-    words = {"features": features, "walks": walks, "tol": tol, "num_features": num_features}
-    if rule == "gp":
-        assert noise is not None
-        offset = columns.mean(0) if centered else torch.zeros_like(columns[0])
-        posterior = _Posterior(graph, series, known, columns, offset, noise, seed=seed, **words)
-        found = posterior.mean().reshape(len(points), *values.shape[1:])
-        return Interpolation(found, rule, graph, series, noise, posterior.info, selection, _posterior=posterior)
-    operator = graph_kernel(graph, series, seed=seed, **words)  # type: ignore[arg-type]
-    found, unreached = _weighted(operator, known, columns, normalized=rule == "normalized")
-    found = found.reshape(len(points), *values.shape[1:])
-    return Interpolation(found, rule, graph, series, None, operator.info, selection, unreached)
+    operator = graph_kernel(graph, series, features=features, walks=walks, tol=tol, num_features=num_features, seed=seed)
+    posterior, unreached = None, 0
+    with torch.no_grad():
+        if noise is not None:
+            offset = columns.mean(0) if centered else torch.zeros_like(columns[0])
+            posterior = _Posterior(operator, known, (columns - offset).mT.contiguous(), noise)
+            found = posterior.mean() + offset
+        else:
+            found, unreached = _weighted(operator, known, columns, normalized=rule == "normalized")
+    found = found.reshape(-1, *values.shape[1:])
+    return Interpolation(found, rule, graph, series, noise, operator.info, selection, unreached, posterior)
 
 
-@torch.no_grad()
 def _weighted(operator: Any, known: Tensor, columns: Tensor, *, normalized: bool) -> tuple[Tensor, int]:
     """Sums over known nodes, with the kernel for weights; and the number of nodes where all of these vanish."""
     ones = columns.new_ones(len(columns), 1) if normalized else columns[:, :0]
@@ -171,70 +162,35 @@ def _weighted(operator: Any, known: Tensor, columns: Tensor, *, normalized: bool
 
 
 class _Posterior:
-    """A GP with fixed hyper-parameters, through the kernels and the prediction strategy of this package."""
+    """A GP with fixed hyper-parameters: one covariance for all columns of values."""
 
-    def __init__(
-        self,
-        graph: ImplicitGraph,
-        series: Series,
-        known: Tensor,
-        columns: Tensor,
-        offset: Tensor,
-        noise: float,
-        **words: Any,
-    ) -> None:
-        kernel = _FixedKernel(graph, series, **words)
-        kernel.requires_grad_(False)
-        self.nodes = torch.arange(graph.num_nodes).unsqueeze(-1)
-        self.offset = offset
-        centred = (columns - self.offset).mT.contiguous()
-        with torch.no_grad():
-            sample = known[torch.randperm(len(known), generator=torch.Generator().manual_seed(0))[:200]]
-            self.prior = float(kernel(sample.unsqueeze(-1), diag=True).mean())
-        likelihood = gpytorch.likelihoods.GaussianLikelihood(noise_constraint=gpytorch.constraints.Positive()).to(columns.dtype)
-        likelihood.noise = noise * self.prior
-        self.model = _Model(self.nodes[known], centred, likelihood.requires_grad_(False), kernel).eval()
-        self.kernel = kernel
+    def __init__(self, operator: Any, known: Tensor, centred: Tensor, noise: float) -> None:  # (N, N), (n,), (k, n)
+        self.operator = operator
+        # In units of the largest value: squares in solvers and amplitudes neither overflow nor vanish.
+        largest = centred.abs().amax(-1)
+        self.unit = torch.where(largest > 0, largest, 1.0)  # (k,)
+        self.centred = centred / self.unit.unsqueeze(-1)
+        self.landmarks = LandmarkApproximation(operator.graph, operator.series)
+        points = operator.graph.points
+        self.nodes, seen = nodes_of(points, torch.arange(len(points))), nodes_of(points, known)
+        prior = operator.covariance(seen, seen, self.landmarks)
+        sample = torch.randperm(len(known), generator=torch.Generator().manual_seed(0))[:200]
+        scale = operator.covariance(seen[sample], seen[sample], self.landmarks).diagonal().mean()
+        self.cross = operator.covariance(self.nodes, seen, self.landmarks)
+        found = posterior_of(prior.add_diagonal(noise * scale), self.centred, self.cross)
+        assert found is not None
+        self.posterior = found
 
-    @property
-    def info(self) -> Choice | None:
-        return self.kernel.info
-
-    @torch.no_grad()
     def mean(self) -> Tensor:  # (N, k)
-        with gpytorch.settings.skip_posterior_variances():
-            return self.model(self.nodes).mean.mT + self.offset
+        return self.posterior.mean(self.cross).mT * self.unit
 
     @torch.no_grad()
     def std(self, shape: torch.Size) -> Tensor:
-        """One covariance for all columns, times the amplitude under which each column is likeliest."""
-        strategy = self.model.prediction_strategy
-        variance = self.model(self.nodes).lazy_covariance_matrix[0].diagonal().clamp_min(0)
-        amplitude = (strategy.weights * self.model.train_targets).mean(-1)
-        return (variance.unsqueeze(-1) * amplitude).sqrt().reshape(shape)
-
-
-class _Model(gpytorch.models.ExactGP):
-    """A zero-mean GP on several columns of values, (k, n)."""
-
-    def __init__(self, nodes: Tensor, targets: Tensor, likelihood: Any, kernel: GraphKernel) -> None:
-        super().__init__(nodes, targets, likelihood)
-        self.covar_module = kernel
-
-    def forward(self, nodes: Tensor) -> MultivariateNormal:
-        zero = self.train_targets.new_zeros(self.train_targets.shape[0], nodes.shape[-2])
-        return MultivariateNormal(zero, self.covar_module(nodes))
-
-
-class _FixedKernel(GraphKernel):
-    """The kernel of a given graph and series, with nothing to learn."""
-
-    def __init__(self, graph: ImplicitGraph, series: Series, **words: Any) -> None:
-        super().__init__(graph, **words)
-        self._series = series
-
-    def series(self, index: tuple[int, ...] = ()) -> Series:
-        return self._series
+        """The covariance times the amplitude under which each column is likeliest."""
+        test = self.operator.covariance(self.nodes, self.nodes, self.landmarks)
+        variance = self.posterior.covariance(test, self.cross).diagonal().reshape(-1, len(self.nodes))[0].clamp_min(0)
+        amplitude = (self.posterior.weights * self.centred).mean(-1)
+        return ((variance.unsqueeze(-1) * amplitude).sqrt() * self.unit).reshape(shape)
 
 
 def _checked(points: Tensor, known: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import os
+import warnings
+import zipfile
+from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import gpytorch
@@ -11,51 +14,49 @@ import numpy as np
 import torch
 from gpytorch.distributions import MultivariateNormal
 from sklearn.base import BaseEstimator, RegressorMixin
-from sklearn.utils.validation import check_is_fitted
+from sklearn.utils import Tags, check_array, check_random_state
+from sklearn.utils.validation import assert_all_finite, check_consistent_length, check_is_fitted, validate_data
 from torch import Tensor
 
-from swing_gp.gp import (
-    DiffusionKernel,
-    GraphKernel,
-    InverseCosineKernel,
-    LogMaternKernel,
-    MaternGraphKernel,
-    RandomWalkKernel,
-    RegularizedLaplacianKernel,
-)
+from swing_gp.gp import GraphKernel, families
+from swing_gp.gp.training import minimize
 from swing_gp.graphs.spacing import neighbor_distance
-from swing_gp.parallel.shards import refuse_shards
 from swing_gp.utils.files import whole_file
-from swing_gp.utils.progress import progress_bar
-from swing_gp.utils.validation import check_choice, check_count
-
-__all__ = ["GraphGPRegressor"]
+from swing_gp.utils.validation import as_parameter, check_choice, check_count
 
 # Kernels, what they are made with, and where their parameters may start: the smoothest functions a priori a few hundred times
 # as large as the roughest, or far more. With the defaults of the kernels, of order one, that ratio is below three and training
 # begins at white noise.
 KERNELS: dict[str, tuple[type[GraphKernel], dict[str, Any], list[dict[str, float]]]] = {
-    "diffusion": (DiffusionKernel, {}, [{"time": 6.0}, {"time": 50.0}]),
-    "matern": (MaternGraphKernel, {}, [{"kappa": 10.0}, {"kappa": 30.0}]),
-    "log_matern": (LogMaternKernel, {}, [{"kappa": 3.0}]),
-    "regularized_laplacian": (RegularizedLaplacianKernel, {}, [{"scale": 300.0}, {"scale": 3000.0}]),
-    "random_walk": (RandomWalkKernel, {"steps": 8}, [{"laziness": 2.0}]),
-    "inverse_cosine": (InverseCosineKernel, {}, [{}]),
+    "diffusion": (families.DiffusionKernel, {}, [{"time": 6.0}, {"time": 50.0}]),
+    "matern": (families.MaternGraphKernel, {}, [{"kappa": 10.0}, {"kappa": 30.0}]),
+    "log_matern": (families.LogMaternKernel, {}, [{"kappa": 3.0}]),
+    "regularized_laplacian": (families.RegularizedLaplacianKernel, {}, [{"scale": 300.0}, {"scale": 3000.0}]),
+    "random_walk": (families.RandomWalkKernel, {"steps": 8}, [{"laziness": 2.0}]),
+    "inverse_cosine": (families.InverseCosineKernel, {}, [{}]),
 }
 # Starting lengthscales, in distances to the tenth neighbour: every node starts with a few links, or with many.
 NEIGHBOR, MULTIPLES = 10, (1.0, 2.0, 4.0)
 LANDMARKS = 256
 CHUNK = 20_000
+# Arrays that torch can take, whatever their strides and whoever may write to them; float32 stays, whose rounding is coarser.
+ARRAYS: dict[str, Any] = {"dtype": (np.float64, np.float32), "order": "C", "copy": True}
+# The largest entry of a column, other than zero: beyond, predictions would overflow or lose digits.
+SMALLEST, LARGEST = 1e-304, 1e304
+# A column is constant if its standard deviation is no more than so many roundings of its largest entry.
+ROUNDINGS = 4
+# Squares of standardised coordinates must not overflow.
+FARTHEST = 1e150
 
 
 class GraphGPRegressor(RegressorMixin, BaseEstimator):
     r"""A GP with a graph kernel; the nodes are the training inputs and, if given, inputs without a target.
 
-    Inputs and targets are standardised. Lengthscale, series, output scale and noise are learnt by maximising the marginal
-    likelihood with Adam; several targets share them. Give the inputs you will predict at as ``X_unlabeled`` where you know
-    them: the graph then has nodes there. Off the graph predictions fade, within a lengthscale or two of the last node, to
-    the mean and to the variance that a point has for itself: the largest that a node can have for ``"log_matern"`` with
-    landmarks, a small one for the other kernels, whatever the data are.
+    Inputs and targets are standardised; columns that vary by rounding alone count as constant. Lengthscale, series, output
+    scale and noise are learnt by maximising the marginal likelihood with Adam; several targets share them. Give the inputs you
+    will predict at as ``X_unlabeled`` where you know them: the graph then has nodes there. Off the graph predictions fade,
+    within a lengthscale or two of the last node, to the mean and to the variance that a point has for itself: the largest that
+    a node can have for ``"log_matern"`` with landmarks, a small one for the other kernels, whatever the data are.
 
     :param kernel: ``"diffusion"``, ``"matern"``, ``"log_matern"``, ``"regularized_laplacian"``, ``"random_walk"`` or
         ``"inverse_cosine"``. None is ``"log_matern"`` with landmarks and ``"diffusion"`` with other features, which cannot
@@ -99,27 +100,57 @@ class GraphGPRegressor(RegressorMixin, BaseEstimator):
         self.max_steps, self.learning_rate, self.patience = max_steps, learning_rate, patience
         self.seed, self.progress = seed, progress
 
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
     def fit(self, X: Any, y: Any, X_unlabeled: Any = None) -> GraphGPRegressor:
         """Learn from inputs (n, d) and targets (n,) or (n, k); inputs without a target widen the graph."""
         check_choice("kernel", self._kernel_name, tuple(KERNELS))
         check_count("max_steps", self.max_steps, minimum=0)
-        refuse_shards("GraphGPRegressor", "use StreamedGP")
-        x = _matrix("X", X)
-        targets = _targets(y, len(x))
-        self.n_features_in_, self.single_target_ = x.shape[1], np.ndim(y) == 1
-        self.x_mean_, self.x_scale_ = x.mean(0), _scale(x)
-        self.y_mean_, self.y_scale_ = targets.mean(0), _scale(targets)
-        nodes = x
+        check_count("patience", self.patience)
+        as_parameter("learning_rate", self.learning_rate)
+        self.__dict__.pop("model_", None)  # a fit that is refused below would leave it with the scales of other data
+        x, targets = self._checked(X, y)
+        self.x_mean_, self.x_scale_ = _standards("X", x)
+        self.y_mean_, self.y_scale_ = _standards("y", targets)
+        nodes = self._standardized("X", x)
         if X_unlabeled is not None:
-            more = _matrix("X_unlabeled", X_unlabeled)
-            if more.shape[1] != x.shape[1]:
-                raise ValueError(f"X_unlabeled must have {x.shape[1]} columns like X, got {more.shape[1]}.")
-            nodes = torch.cat([x, more])
-        nodes = (nodes - self.x_mean_) / self.x_scale_
-        self._build(nodes, (targets - self.y_mean_) / self.y_scale_)
+            nodes = torch.cat([nodes, self._standardized("X_unlabeled", self._checked_unlabeled(X_unlabeled))])
+        self._build(nodes, (torch.from_numpy(targets) - self.y_mean_) / self.y_scale_)
         self._start(neighbor_distance(nodes.numpy(), NEIGHBOR))
-        self.losses_ = self._train()
+        model = self.model_.train()
+        self.losses_ = minimize(
+            model.loss, model, steps=self.max_steps, lr=self.learning_rate, patience=self.patience, progress=self.progress
+        )
+        model.eval()
         return self
+
+    def _checked(self, X: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:  # (n, d), (n, k)
+        of_y = {"ensure_2d": False, "allow_nd": True, "ensure_min_features": 0, "ensure_all_finite": False}
+        x, targets = validate_data(self, X, y, validate_separately=(ARRAYS, ARRAYS | of_y))
+        check_consistent_length(x, targets)
+        if targets.ndim > 2 or 0 in targets.shape:
+            raise ValueError(f"y must have shape ({len(x)},) or ({len(x)}, k), k at least 1, got {targets.shape}.")
+        try:
+            assert_all_finite(targets, input_name="y")
+        except ValueError as error:
+            raise ValueError(f"{str(error).rstrip('.')}; move rows without a target to X_unlabeled.") from None
+        return x, targets.reshape(len(x), -1)
+
+    def _checked_unlabeled(self, X_unlabeled: Any) -> np.ndarray:  # (m, d)
+        more = check_array(X_unlabeled, input_name="X_unlabeled", estimator=self, **ARRAYS)
+        if more.shape[1] != self.n_features_in_:
+            raise ValueError(f"X_unlabeled must have {self.n_features_in_} columns like X, got {more.shape[1]}.")
+        validate_data(self, X_unlabeled, reset=False, skip_check_array=True)  # the names of its columns
+        return more
+
+    def _standardized(self, name: str, x: np.ndarray) -> Tensor:  # (n, d)
+        result = (torch.from_numpy(x) - self.x_mean_) / self.x_scale_
+        if not bool((result.abs() < FARTHEST).all()):
+            raise ValueError(f"{name} has rows {FARTHEST:g} standard deviations or more from the mean of X in fit; drop them.")
+        return result
 
     def _build(self, nodes: Tensor, targets: Tensor) -> None:
         kind, settings, _ = KERNELS[self._kernel_name]
@@ -130,7 +161,7 @@ class GraphGPRegressor(RegressorMixin, BaseEstimator):
             features=self.features,
             tol=1e-4 if self.tol is None and not landmarks else self.tol,
             num_features=LANDMARKS if self.num_features is None and landmarks else self.num_features,
-            seed=self.seed,
+            seed=_plain(self.seed),
             ard_num_dims=nodes.shape[1] if self.ard else None,
             normalize=True,
         )
@@ -143,63 +174,48 @@ class GraphGPRegressor(RegressorMixin, BaseEstimator):
     @torch.no_grad()
     def _start(self, spacing: float) -> None:
         """Set lengthscale and parameters of the series to the likeliest of a few; training moves them by small factors."""
-        kernel, losses = self.model_.graph_kernel, {}
-        starts = [
-            {"lengthscale": multiple * spacing, **values} for multiple in MULTIPLES for values in KERNELS[self._kernel_name][2]
-        ]
-        for number, start in enumerate(starts):
-            kernel.initialize(**start)
-            losses[number] = float(self.model_.loss())
-        kernel.initialize(**starts[min(losses, key=losses.__getitem__)])
+        kernel, series = self.model_.graph_kernel, KERNELS[self._kernel_name][2]
 
-    def _train(self) -> list[float]:
-        model, losses = self.model_, []
-        best, best_state, waited = float("inf"), None, 0
-        optimizer = torch.optim.Adam(model.parameters(), lr=self.learning_rate)
-        model.train()
-        steps = range(self.max_steps)
-        for _ in progress_bar(steps, "fit") if self.progress else steps:
-            optimizer.zero_grad()
-            loss = model.loss()
-            losses.append(float(loss.detach()))
-            # What the loss was measured at is what is kept, not what the next step makes of it.
-            if losses[-1] < best - 1e-4 * max(1.0, abs(best)) or best_state is None:
-                best, best_state, waited = losses[-1], copy.deepcopy(model.state_dict()), 0
-            else:
-                waited += 1
-            if waited >= self.patience:
-                break
-            loss.backward()
-            optimizer.step()
-        if best_state is not None:
-            model.load_state_dict(best_state)
-        model.eval()
-        return losses
+        def loss(start: dict[str, float]) -> float:
+            kernel.initialize(**start)
+            return float(self.model_.loss())
+
+        starts = [{"lengthscale": multiple * spacing, **values} for multiple in MULTIPLES for values in series]
+        kernel.initialize(**min(starts, key=loss))
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
-        """Means, and with ``return_std`` the standard deviations of the noise-free function, at inputs on or off the graph."""
+        """Means, and with ``return_std`` the standard deviations of the noise-free function, at inputs on or off the graph.
+
+        Both are (n,) for one target, (n, k) for several.
+        """
         x = self._inputs(X)
         means, deviations = [], []
         with torch.no_grad(), gpytorch.settings.skip_posterior_variances(not return_std):
-            for start in range(0, len(x), CHUNK):
-                posterior = self.model_(x[start : start + CHUNK])
+            for part in x.split(CHUNK):
+                posterior = self.model_(part)
                 means.append(posterior.mean.mT)
                 if return_std:
                     deviations.append(posterior.variance.clamp_min(0).sqrt().mT)
-        mean = self._shaped(torch.cat(means) * self.y_scale_ + self.y_mean_)
-        return (mean, self._shaped(torch.cat(deviations) * self.y_scale_)) if return_std else mean
+        mean = _shaped(torch.cat(means) * self.y_scale_ + self.y_mean_)
+        return (mean, _shaped(torch.cat(deviations) * self.y_scale_)) if return_std else mean
 
-    def sample_y(self, X: Any, n_samples: int = 1, random_state: int = 0) -> np.ndarray:
-        """Samples of the function from the posterior, (n, n_samples) or (n, k, n_samples)."""
+    def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
+        """Samples of the function from the posterior, (n, n_samples) or (n, k, n_samples).
+
+        :param random_state: a seed or a ``RandomState``; with None others each time, and NumPy's global state stays as it is.
+        """
+        check_count("n_samples", n_samples)
         x = self._inputs(X)
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(random_state)
+        random = check_random_state(np.random.RandomState() if random_state is None else random_state)
+        generator = torch.Generator().manual_seed(int(random.randint(2**31)))
+        with torch.no_grad():
             posterior = self.model_(x)
-            noise = [posterior.lazy_covariance_matrix[i].zero_mean_mvn_samples(n_samples) for i in range(len(posterior.mean))]
+            covariance = posterior.lazy_covariance_matrix
+            noise = [covariance[i].samples(n_samples, generator).mT for i in range(len(posterior.mean))]
         samples = posterior.mean.unsqueeze(1) + torch.stack(noise)  # (k, n_samples, n)
         samples = samples * self.y_scale_[:, None, None] + self.y_mean_[:, None, None]
         array = samples.permute(2, 0, 1).numpy()
-        return array[:, 0] if self.single_target_ else array
+        return array[:, 0] if array.shape[1] == 1 else array
 
     @property
     def _kernel_name(self) -> str:
@@ -215,27 +231,20 @@ class GraphGPRegressor(RegressorMixin, BaseEstimator):
 
     def _inputs(self, X: Any) -> Tensor:
         check_is_fitted(self, "model_")
-        x = _matrix("X", X)
-        if x.shape[1] != self.n_features_in_:
-            raise ValueError(f"X must have {self.n_features_in_} columns as in fit, got {x.shape[1]}.")
-        return (x - self.x_mean_) / self.x_scale_
-
-    def _shaped(self, values: Tensor) -> np.ndarray:
-        return values.squeeze(-1).numpy() if self.single_target_ else values.numpy()
-
-    # Files
+        return self._standardized("X", validate_data(self, X, reset=False, **ARRAYS))
 
     def save(self, path: str | os.PathLike) -> None:
         """Write the fitted model to a file, whole or not at all."""
         check_is_fitted(self, "model_")
+        names = getattr(self, "feature_names_in_", None)
         content = {
-            "parameters": self.get_params(),
+            "parameters": {name: _plain(value) for name, value in self.get_params().items()},
             "state": self.model_.state_dict(),
             "nodes": self.model_.graph_kernel.nodes.points,
             "targets": self.model_.train_targets,
-            "single_target": self.single_target_,
             "losses": self.losses_,
             "scales": [self.x_mean_, self.x_scale_, self.y_mean_, self.y_scale_],
+            "feature_names": None if names is None else names.tolist(),
         }
         with whole_file(path) as temporary:
             torch.save(content, temporary)
@@ -243,11 +252,26 @@ class GraphGPRegressor(RegressorMixin, BaseEstimator):
     @classmethod
     def load(cls, path: str | os.PathLike) -> GraphGPRegressor:
         """A model that :meth:`save` wrote."""
-        content = torch.load(path, weights_only=True)
+        path = Path(path)
+        if not path.is_file():
+            raise FileNotFoundError(f"{path}: no such file.")
+        try:
+            with zipfile.ZipFile(path) as archive:  # torch.load looks at no check sum
+                if damaged := archive.testzip():
+                    raise zipfile.BadZipFile(f"bad check sum of {damaged}")
+            return cls._restored(torch.load(path, weights_only=True))
+        except Exception as error:  # zipfile, torch and pickle raise a dozen kinds, and other contents lack anything
+            reason = shorten(f"{type(error).__name__}: {error}", 200)
+            message = f"{path}: no model of GraphGPRegressor.save; it is damaged or of another format ({reason})."
+            raise ValueError(message) from error
+
+    @classmethod
+    def _restored(cls, content: dict[str, Any]) -> GraphGPRegressor:
         model = cls(**content["parameters"])
         model.x_mean_, model.x_scale_, model.y_mean_, model.y_scale_ = content["scales"]
-        model.single_target_, model.losses_ = content["single_target"], content["losses"]
-        model.n_features_in_ = content["nodes"].shape[1]
+        model.losses_, model.n_features_in_ = content["losses"], content["nodes"].shape[1]
+        if names := content.get("feature_names"):
+            model.feature_names_in_ = np.array(names, dtype=object)
         model._build(content["nodes"], content["targets"].mT)
         model.model_.load_state_dict(content["state"])
         model.model_.eval()
@@ -279,24 +303,27 @@ class _Model(gpytorch.models.ExactGP):
         return 0.5 * (quadratic + number * (logdet + size * np.log(2 * np.pi))) / targets.numel()
 
 
-def _matrix(name: str, values: Any) -> Tensor:
-    array = np.asarray(values, dtype=np.float64)
-    if array.ndim != 2 or 0 in array.shape:
-        raise ValueError(f"{name} must have shape (n, d) with at least one row and column, got {array.shape}.")
-    if not np.isfinite(array).all():
-        raise ValueError(f"{name} must be finite: it contains NaN or infinity; drop or impute those rows.")
-    return torch.from_numpy(np.ascontiguousarray(array))
+def _standards(name: str, array: np.ndarray) -> tuple[Tensor, Tensor]:  # (n, d) -> (d,), (d,)
+    """Means and standard deviations, in units of the largest entry of a column: squares neither overflow nor vanish.
+
+    The largest entry is also what constant columns are scaled by: what is left of them, rounding, then stays rounding.
+    """
+    values = torch.from_numpy(array).double()
+    size = values.abs().amax(0)
+    if bool(((size > LARGEST) | (size > 0) & (size < SMALLEST)).any()):
+        raise ValueError(f"{name} has a column whose largest entry is not within {SMALLEST:g} to {LARGEST:g}; change its unit.")
+    unit = torch.where(size > 0, size, 1.0)
+    deviation, mean = torch.std_mean(values / unit, 0, correction=0)
+    constant = deviation <= ROUNDINGS * np.finfo(array.dtype).eps
+    if columns := (constant & (values != values[0]).any(0)).nonzero().flatten().tolist():
+        warnings.warn(f"{name} varies by rounding alone in columns {columns}, which count as constant.", stacklevel=3)
+    return mean * unit, torch.where(constant, 1.0, deviation) * unit
 
 
-def _targets(y: Any, rows: int) -> Tensor:
-    array = np.asarray(y, dtype=np.float64)
-    if array.ndim not in (1, 2) or array.shape[0] != rows:
-        raise ValueError(f"y must have shape ({rows},) or ({rows}, k) like X, got {array.shape}.")
-    if not np.isfinite(array).all():
-        raise ValueError("y must be finite: it contains NaN or infinity; move rows without a target to X_unlabeled.")
-    return torch.from_numpy(np.ascontiguousarray(array.reshape(rows, -1)))
+def _shaped(values: Tensor) -> np.ndarray:  # (n, k) -> (n,) or (n, k)
+    return (values.squeeze(-1) if values.shape[-1] == 1 else values).numpy()
 
 
-def _scale(values: Tensor) -> Tensor:
-    scale = values.std(0, unbiased=False)
-    return torch.where(scale > 0, scale, torch.ones_like(scale))
+def _plain(value: Any) -> Any:
+    """Settings from a grid search may be NumPy's scalars, which seeds and files cannot be."""
+    return value.item() if isinstance(value, np.generic) else value

@@ -13,7 +13,6 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,12 +21,12 @@ from torch import Tensor
 from swing_gp.graphs.edges import EdgeFunction, Gaussian
 from swing_gp.graphs.implicit import ImplicitGraph
 from swing_gp.graphs.spacing import neighbor_distance
-from swing_gp.series.families import Diffusion, Series
+from swing_gp.operators.exact import ExactSpectrum
+from swing_gp.series.base import Series
+from swing_gp.series.families import Diffusion
 from swing_gp.series.log_matern import LogMatern
 from swing_gp.utils.progress import progress_bar
 from swing_gp.utils.validation import check_choice
-
-__all__ = ["CRITERIA", "Selection", "candidates", "select"]
 
 CRITERIA = ("rmse", "cosine", "likelihood")
 RULES = ("gp", "paper", "normalized")
@@ -35,6 +34,7 @@ RULES = ("gp", "paper", "normalized")
 WHOLE, PATCHES, PATCH = 1000, 12, 600
 # Lengthscales are in units of the distance to the sixth neighbour, about the spacing of a surface.
 NEIGHBOR = 6
+SHORT, LONG = (0.35, 0.5, 0.7, 1.0, 1.5), (1.0, 2.0, 4.0, 6.0, 9.0)
 # As the noise grows the GP's directions become those of the paper's rule, which is best where normals jump.
 NOISES = (1e-6, 1e-4, 1e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0)
 # Conjugate gradients take hundreds of steps at less noise, for the same score.
@@ -50,7 +50,6 @@ class Selection:
     """The best of a grid of settings.
 
     :ivar graph: the points with the chosen lengthscale.
-    :ivar series: the chosen series.
     :ivar noise: the noise variance over the mean prior variance of the known nodes; None where the rule has none.
     :ivar score: of the best setting: mean cosine, or minus the RMSE, of left-out nodes, or the log marginal likelihood per
         value.
@@ -70,15 +69,11 @@ def candidates(points: Tensor) -> list[Setting]:
     """Edges and series worth trying: short lengthscales with diffusion, for lists, and on small graphs long ones with the
     logarithmic Laplacian, for which eigenvalues are affordable."""
     unit = neighbor_distance(points.detach().cpu().numpy(), NEIGHBOR)
-    found: list[Setting] = []
-    for multiple in (0.35, 0.5, 0.7, 1.0, 1.5):
-        edge = Gaussian(multiple * unit)
-        found += [(edge, Diffusion(time)) for time in (1.0, 3.0, 6.0, 12.0, 25.0, 50.0)]
+    short, long = ([Gaussian(multiple * unit) for multiple in multiples] for multiples in (SHORT, LONG))
+    found: list[Setting] = list(itertools.product(short, [Diffusion(time) for time in (1.0, 3.0, 6.0, 12.0, 25.0, 50.0)]))
     if len(points) <= LARGE:
-        for multiple in (1.0, 2.0, 4.0, 6.0, 9.0):
-            edge = Gaussian(multiple * unit)
-            shapes = itertools.product((1.5, 2.5, 4.0), (0.1, 0.3, 1.0, 3.0))
-            found += [(edge, LogMatern(nu, math.sqrt(2 * nu / shift))) for nu, shift in shapes]
+        shapes = itertools.product((1.5, 2.5, 4.0), (0.1, 0.3, 1.0, 3.0))
+        found += itertools.product(long, [LogMatern(nu, math.sqrt(2 * nu / shift)) for nu, shift in shapes])
     return found
 
 
@@ -122,7 +117,9 @@ def select(
     tried = list(candidates(points) if settings is None else settings)
     if not tried:
         raise ValueError("settings must hold at least one pair of an edge function and a series.")
-    patches = list(_patches(points.double(), known, values.double()))
+    unit = float(values.abs().max()) or 1.0  # in which squares neither overflow nor vanish
+    values = values.double() / unit
+    patches = list(_patches(points.double(), known, values))
     if noises is None:
         noises = NOISES if len(points) <= LARGE else NOISES_IF_LARGE
     options: Sequence[float | None] = noises if rule == "gp" else (None,)
@@ -130,22 +127,21 @@ def select(
     by_edge: dict[EdgeFunction, list[int]] = {}  # one decomposition serves all series
     for position, (edge, _) in enumerate(tried):
         by_edge.setdefault(edge, []).append(position)
-    offset = values.double().mean(0) if rule == "gp" and centered else torch.zeros(values.shape[1], dtype=torch.float64)
-    work: Any = [(patch, edge) for patch in patches for edge in by_edge]
-    if progress:
-        work = progress_bar(work, "choose")
-    for (nodes, inside, seen), edge in work:
-        decomposition = _decompose(nodes, edge, normalization)
+    offset = values.mean(0) if rule == "gp" and centered else torch.zeros_like(values[0])
+    work = [(patch, edge) for patch in patches for edge in by_edge]
+    for (nodes, inside, seen), edge in progress_bar(work, "choose") if progress else work:
+        spectrum = ExactSpectrum.of(ImplicitGraph(nodes, edge, normalization))
         for position in by_edge[edge]:
-            covariance = _covariance(decomposition, inside, tried[position][1])
+            covariance = spectrum.kernel(tried[position][1], inside)
             totals[position] += len(inside) * np.array(_scores(covariance, seen, offset, rule, criterion, options))
     totals /= sum(len(inside) for _, inside, _ in patches)
     totals = np.where(np.isfinite(totals), totals, -np.inf)
+    best = float(totals.max())
     position, option = (int(i) for i in np.unravel_index(int(totals.argmax()), totals.shape))
     edge, series = tried[position]
-    return Selection(
-        ImplicitGraph(points, edge, normalization), series, options[option], float(totals.max()), criterion, totals.size
-    )
+    graph = ImplicitGraph(points, edge, normalization)
+    score = {"rmse": best * unit, "likelihood": best - math.log(unit)}.get(criterion, best)
+    return Selection(graph, series, options[option], score, criterion, totals.size)
 
 
 def _patches(points: Tensor, known: Tensor, values: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -175,21 +171,6 @@ def _boxes(points: Tensor, nodes: Tensor) -> Iterator[Tensor]:
     axis = int((inside.amax(0) - inside.amin(0)).argmax())
     for half in nodes[inside[:, axis].argsort()].tensor_split(2):
         yield from _boxes(points, half)
-
-
-def _decompose(points: Tensor, edge: EdgeFunction, normalization: str | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Eigenvalues and eigenvectors of the normalised symmetric matrix of a patch, and the roots of its degrees."""
-    weights = edge.weights(points, points)
-    root = weights.sum(-1).sqrt()
-    if normalization is not None:
-        weights = weights / (root.unsqueeze(-1) * root)
-    return *torch.linalg.eigh(weights), root if normalization == "random_walk" else torch.ones_like(root)
-
-
-def _covariance(decomposition: tuple[Tensor, Tensor, Tensor], known: Tensor, series: Series) -> Tensor:
-    eigenvalues, vectors, root = decomposition
-    block = (vectors[known] * series(eigenvalues)) @ vectors[known].mT
-    return block * root[known] / root[known].unsqueeze(-1)  # D^-1/2 ... D^1/2 for the random walk
 
 
 def _scores(

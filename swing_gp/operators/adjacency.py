@@ -9,9 +9,6 @@ from torch import Tensor
 from swing_gp.features.base import FeatureMap
 from swing_gp.operators.diagnostics import GraphOperator
 from swing_gp.operators.matrix_free import MatrixFreeLinearOperator
-from swing_gp.parallel.shards import check_place
-
-__all__ = ["AdjacencyLinearOperator", "adjacency"]
 
 
 class AdjacencyLinearOperator(GraphOperator, MatrixFreeLinearOperator):
@@ -22,7 +19,6 @@ class AdjacencyLinearOperator(GraphOperator, MatrixFreeLinearOperator):
     :param log_degree: logarithms of the degrees of the nodes, (N,).
     :param residual: what is added to the diagonal of the features' W, (N,); zeros where there is nothing.
     :param tensors: the tensors of the graph, as of :meth:`ImplicitGraph.tensors`.
-    :param features: the feature map.
     """
 
     def __init__(
@@ -40,25 +36,14 @@ class AdjacencyLinearOperator(GraphOperator, MatrixFreeLinearOperator):
     def _transpose_nonbatch(self) -> LinearOperator:
         return self.__class__(*self._args, features=self.features, transposed=not self.transposed)
 
-    def _scales(self) -> tuple[Tensor | float, Tensor | float]:
-        """Factors of the rows and of the columns of W."""
-        if self.graph.normalization is None:
-            return 1.0, 1.0
-        if self.graph.normalization == "random_walk":
-            return (-self.log_degree).exp().unsqueeze(-1), 1.0
-        root = (-0.5 * self.log_degree).exp().unsqueeze(-1)
-        return root, root
-
     def _apply(self, rhs: Tensor) -> Tensor:
-        check_place(self.graph.made_at, "An operator")
-        left, right = self._scales()
-        if self.transposed:
-            left, right = right, left
+        features, scales = self.features, [scale.unsqueeze(-1) for scale in self.graph.degree_scales(self.log_degree)]
+        left, right = reversed(scales) if self.transposed else scales
         scaled = right * rhs
         if self.transposed:
-            product = self.features.project_adjoint(self.features.evaluate_adjoint(None, scaled))
+            product = features.project_adjoint(features.evaluate_adjoint(None, scaled))
         else:
-            product = self.features.evaluate(None, self.features.project(scaled))
+            product = features.evaluate(None, features.project(scaled))
         return left * (product + self.residual.unsqueeze(-1) * scaled)
 
 
@@ -73,10 +58,11 @@ def adjacency(features: FeatureMap) -> AdjacencyLinearOperator:
     True
     """
     graph = features.graph
-    residual = features.node_residual()
-    if residual is None:
-        residual = torch.zeros(graph.num_nodes, dtype=graph.points.dtype, device=graph.points.device)
-    log_degree = features.log_degree()
+    graph.shards.refuse(
+        "The adjacency matrix, of which other kernels are polynomials,", "use normalization='symmetric' or None"
+    )
+    log_degree, residual = features.log_degree(), features.node_residual()
+    residual = torch.zeros_like(graph.points[:, 0]) if residual is None else residual
     if graph.normalization and not bool(torch.isfinite((-log_degree.detach()).exp()).all()):
         raise ValueError(
             f"{type(features).__name__} do not see some node: its degree is exp({float(log_degree.detach().min()):.3g}), which "

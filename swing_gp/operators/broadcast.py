@@ -10,8 +10,6 @@ from torch import Tensor
 
 from swing_gp.operators.indexing import Indexed
 
-__all__ = ["BroadcastLinearOperator"]
-
 
 class BroadcastLinearOperator(Indexed):
     """``base`` expanded over batch dimensions, at no cost. (``BatchRepeatLinearOperator`` repeats the tensors instead.)"""
@@ -27,8 +25,11 @@ class BroadcastLinearOperator(Indexed):
         return self.__class__(self.base._transpose_nonbatch(), repeats=self.repeats)
 
     def _matmul(self, rhs: Tensor) -> Tensor:
+        return self.base._matmul(self._expanded(rhs))
+
+    def _expanded(self, rhs: Tensor) -> Tensor:  # (N,) or (*batch, N, k) -> (*repeats, N, k)
         rhs = rhs.unsqueeze(-1) if rhs.dim() == 1 else rhs
-        return self.base._matmul(rhs.expand(*torch.broadcast_shapes(self.repeats, rhs.shape[:-2]), *rhs.shape[-2:]))
+        return rhs.expand(*torch.broadcast_shapes(self.repeats, rhs.shape[:-2]), *rhs.shape[-2:])
 
     def _get_indices(self, row_index: Tensor, col_index: Tensor, *batch_indices: Tensor) -> Tensor:
         entries = self.base._get_indices(row_index, col_index)
@@ -36,7 +37,7 @@ class BroadcastLinearOperator(Indexed):
 
     def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
         left = torch.empty(()).expand(self.repeats)[batch_indices].shape if batch_indices else self.repeats
-        whole = row_index == slice(None) and col_index == slice(None) if isinstance(row_index, slice) else False
+        whole = isinstance(row_index, slice) and row_index == slice(None) == col_index
         base = self.base if whole else self.base._getitem(row_index, col_index)
         return self.__class__(base, repeats=left) if left else base
 
@@ -75,25 +76,13 @@ class BroadcastLinearOperator(Indexed):
     def __add__(self, other: Any) -> LinearOperator:
         return self.add_diagonal(other._diagonal()) if isinstance(other, DiagLinearOperator) else super().__add__(other)
 
-    def _together(self, rhs: Tensor) -> tuple[Tensor, torch.Size]:  # (*batch, N, k) -> (N, batch k)
-        rhs = rhs.unsqueeze(-1) if rhs.dim() == 1 else rhs
-        rhs = rhs.expand(*torch.broadcast_shapes(self.repeats, rhs.shape[:-2]), *rhs.shape[-2:])
-        return rhs.movedim(-2, 0).flatten(1), rhs.shape
-
     def solve(self, right_tensor: Tensor, left_tensor: Tensor | None = None) -> Tensor:
-        columns, shape = self._together(right_tensor)
-        solution = self.base.solve(columns).unflatten(1, (*shape[:-2], shape[-1])).movedim(0, -2)
+        solution = self.base.solve(self._expanded(right_tensor))
         return solution if left_tensor is None else left_tensor @ solution
-
-    def inv_quad(self, inv_quad_rhs: Tensor, reduce_inv_quad: bool = True) -> Tensor:
-        return self.inv_quad_logdet(inv_quad_rhs, reduce_inv_quad=reduce_inv_quad)[0]
 
     def inv_quad_logdet(
         self, inv_quad_rhs: Tensor | None = None, logdet: bool | None = False, reduce_inv_quad: bool | None = True
     ) -> tuple[Tensor, Tensor]:
-        if inv_quad_rhs is None:
-            return torch.zeros(self.repeats, dtype=self.dtype), self.base.logdet().expand(self.repeats)
-        columns, shape = self._together(inv_quad_rhs)
-        terms, logdet_term = self.base.inv_quad_logdet(columns, logdet, reduce_inv_quad=False)
-        terms = terms.reshape(*shape[:-2], shape[-1])
-        return terms.sum(-1) if reduce_inv_quad else terms, logdet_term.expand(self.repeats) if logdet else logdet_term
+        rhs = None if inv_quad_rhs is None else self._expanded(inv_quad_rhs)
+        terms, logdet_term = self.base.inv_quad_logdet(rhs, logdet, reduce_inv_quad)
+        return terms if rhs is not None else terms.expand(self.repeats), logdet_term.expand(self.repeats)

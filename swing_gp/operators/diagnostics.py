@@ -2,7 +2,6 @@ r"""How wrong an approximate operator is, measured against exact rows of the gra
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import scipy.sparse.linalg
@@ -10,15 +9,12 @@ import torch
 from torch import Tensor
 
 from swing_gp.features.base import FeatureMap
-from swing_gp.features.pairwise import ONE_BLOCK, PairwiseFeatures
+from swing_gp.features.pairwise import ONE_BLOCK
 from swing_gp.graphs.implicit import ImplicitGraph
-from swing_gp.linalg.polynomial import clenshaw, spectral_radius
+from swing_gp.operators.exact import exact_kernel_product
 from swing_gp.operators.matrix_free import to_scipy
-from swing_gp.parallel.shards import refuse_shards
-from swing_gp.series.families import Series
+from swing_gp.series.base import Series
 from swing_gp.utils.validation import as_generator, check_count
-
-__all__ = ["ErrorEstimate", "GraphOperator", "exact_kernel_product"]
 
 # Up to this many nodes an exact K v, O(N^2) per term of the series, takes seconds.
 MAX_EXACT_NODES = 5000
@@ -63,34 +59,31 @@ class GraphOperator:
         The rows are those of P = D^-1 W (of W for raw graphs): exact at O(N) each, where a row of the symmetric matrix
         would need the exact degree of every node.
         """
-        refuse_shards("estimate_error", "estimate it on a part of the points that one process holds")
+        self.graph.shards.refuse("estimate_error", "estimate it on a part of the points that one process holds")
         generator = as_generator(seed)
         size = min(check_count("num_rows", num_rows), self.graph.num_nodes)
         nodes = torch.randperm(self.graph.num_nodes, generator=generator, device=generator.device)[:size]
         nodes = nodes.to(self.graph.points.device)
         exact, ours = self.graph.weight_rows(nodes), feature_weight_rows(self.features, nodes)
-        name = "W"
         if self.graph.normalization is not None:
-            name = "P = D^-1 W"
             exact = exact / exact.sum(-1, keepdim=True)
             ours = ours * (-self.features.log_degree(self.graph.points[nodes])).exp().unsqueeze(-1)
-        adjacency = _relative(ours, exact)
+        adjacency = float((ours - exact).norm() / exact.norm())
+        name = "P = D^-1 W" if self.graph.normalization else "W"
         compared = f"{size} random rows of {name} as the features see it with exact rows"
         if self.series is None:
             return ErrorEstimate(adjacency, None, None, compared + ".")
         most, cost = (ONE_BLOCK, "O(N^3)") if self.series.steep else (MAX_EXACT_NODES, "O(N^2)")
         if self.graph.num_nodes > most:
-            note = f"; K v not compared, an exact product is {cost} and N > {most}."
-            return ErrorEstimate(adjacency, None, None, compared + note)
-        probes = torch.randn(self.graph.num_nodes, size, dtype=torch.float64, generator=generator, device=generator.device).to(
-            self.graph.points
-        )
+            compared += f"; K v not compared, an exact product is {cost} and N > {most}."
+            return ErrorEstimate(adjacency, None, None, compared)
+        probes = torch.randn(self.graph.num_nodes, size, dtype=torch.float64, generator=generator, device=generator.device)
+        probes = probes.to(self.graph.points)
         truth = exact_kernel_product(self.graph, self.series, probes)
         beyond = truth - self.series.coefficients(1).to(probes) * probes
         error = float((self @ probes - truth).norm() / beyond.norm())  # type: ignore[operator]
-        identity = float(beyond.norm() / truth.norm())
         compared += f", and K v for {size} Gaussian v with the exact kernel, relative to (K - alpha_0 I) v."
-        return ErrorEstimate(adjacency, error, identity, compared)
+        return ErrorEstimate(adjacency, error, float(beyond.norm() / truth.norm()), compared)
 
     def to_scipy(self) -> scipy.sparse.linalg.LinearOperator:
         """This operator for people who live in SciPy."""
@@ -105,42 +98,3 @@ def feature_weight_rows(features: FeatureMap, nodes: Tensor) -> Tensor:  # (n,) 
     if residual is None:
         return rows
     return rows.index_put((torch.arange(len(nodes), device=nodes.device), nodes), residual[nodes], accumulate=True)
-
-
-def exact_kernel_product(graph: ImplicitGraph, series: Series, rhs: Tensor) -> Tensor:  # (N, k) -> (N, k)
-    """K v with exact weights, to machine precision: O(N^2) time a term, O(N) memory. A steep series, which has no polynomial,
-    takes all eigenvalues of up to 2,000 nodes."""
-    if series.steep:
-        return _by_eigenvalues(graph, series, rhs)
-    features = PairwiseFeatures(graph)
-    log_degree = features.log_degree().unsqueeze(-1)
-    powers = {"symmetric": (-0.5, -0.5), "random_walk": (-1.0, 0.0), None: (0.0, 0.0)}[graph.normalization]
-    left, right = ((power * log_degree).exp() for power in powers)
-
-    def action(v: Tensor) -> Tensor:
-        return left * features.evaluate(None, right * v)
-
-    low, high = graph.spectrum
-    if graph.normalization is None:
-        high = spectral_radius(action, log_degree, math.exp(float(log_degree.max())))
-        low = -high if low < 0 else 0.0
-    coefficients = series.chebyshev((low, high), 10 * torch.finfo(rhs.dtype).eps).to(rhs)
-    return clenshaw(action, coefficients, (low, high), rhs)
-
-
-def _by_eigenvalues(graph: ImplicitGraph, series: Series, rhs: Tensor) -> Tensor:  # (N, k) -> (N, k)
-    if graph.num_nodes > ONE_BLOCK:
-        raise ValueError(
-            f"{series!r} takes all eigenvalues: up to {ONE_BLOCK} nodes, got {graph.num_nodes}; use a larger floor."
-        )
-    points = graph.points.double()
-    weights = graph.edge.weights(points, points)
-    root = weights.sum(-1).sqrt() if graph.normalization else torch.ones_like(weights[0])
-    values, vectors = torch.linalg.eigh(weights / root / root.unsqueeze(-1))
-    # P is similar to the symmetric matrix.
-    scale = (root if graph.normalization == "random_walk" else torch.ones_like(root)).unsqueeze(-1)
-    return (vectors @ (series(values).unsqueeze(-1) * (vectors.mT @ (scale * rhs.double()))) / scale).to(rhs)
-
-
-def _relative(ours: Tensor, exact: Tensor) -> float:
-    return float((ours - exact).norm() / exact.norm())

@@ -5,21 +5,14 @@ from __future__ import annotations
 import torch
 from linear_operator.operators import LinearOperator
 
-from swing_gp.features import FeatureMap, FourierGrid
-from swing_gp.features.auto import Choice, known_error, pick_features, predicted_error
-from swing_gp.features.named import default_tol
+from swing_gp.features import FeatureMap
+from swing_gp.features.auto import choose_features
 from swing_gp.graphs.implicit import ImplicitGraph
-from swing_gp.operators.grid_kernel import grid_kernel
-from swing_gp.operators.low_rank_kernel import collapsed_kernel
+from swing_gp.operators.collapsed import collapsed_kernel
 from swing_gp.operators.swing import swing_kernel
 from swing_gp.operators.walks import Walks
-from swing_gp.series.families import Series
+from swing_gp.series.base import Series
 from swing_gp.utils.validation import as_generator, check_count, check_interval
-
-__all__ = ["check_request", "graph_kernel", "kernel_of"]
-
-# A grid of at most this many modes is used through the closed forms.
-DENSE_GRID = 512
 
 
 def graph_kernel(
@@ -59,21 +52,16 @@ def graph_kernel(
     if not isinstance(series, Series):
         raise TypeError(f"series must be a Series such as Diffusion(1.0), got {series!r}.")
     check_request(walks, tol, num_features)
-    if walks is not None and graph.normalization == "random_walk" and walks.sides == 2:
-        raise ValueError(
-            "Walks(sides=2) needs a symmetric matrix and normalization='random_walk' gives none; use Walks(sides=1), or "
-            "normalization='symmetric'."
-        )
+    if walks is not None and walks.sides == 2:
+        graph.check_symmetric("Walks(sides=2)")
     generator = as_generator(seed)
-    if isinstance(features, FeatureMap):
-        _check_given(features, graph, num_features)
-        goal = predicted_error(features, default_tol(graph) if tol is None else tol)
-        chosen, info = features, Choice(type(features).__name__, "given", goal, known_error(features), repr(features))
+    chosen, info = choose_features(
+        graph, series, features, walked=walks is not None, tol=tol, num_features=num_features, generator=generator
+    )
+    if walks is None:
+        operator = collapsed_kernel(chosen, series, tol)
     else:
-        chosen, info = pick_features(
-            graph, series, features, walked=walks is not None, tol=tol, num_features=num_features, generator=generator
-        )
-    operator = kernel_of(chosen, series, walks=walks, tol=tol, generator=generator)
+        operator = swing_kernel(chosen, series, walks, generator=generator, tol=1e-4 if tol is None else tol)
     operator.info = info
     return operator
 
@@ -86,29 +74,3 @@ def check_request(walks: Walks | None, tol: float | None, num_features: int | No
         check_interval("tol", tol, 0, 1)
     if num_features is not None:
         check_count("num_features", num_features)
-
-
-def _check_given(features: FeatureMap, graph: ImplicitGraph, num_features: int | None) -> None:
-    if features.graph is not graph:
-        raise ValueError("features belong to another graph; build the map on the graph you pass, or bind() it.")
-    if num_features is not None:
-        raise ValueError("num_features is fixed by the feature map given as features; leave it out.")
-
-
-def kernel_of(
-    features: FeatureMap, series: Series, *, walks: Walks | None, tol: float | None, generator: torch.Generator
-) -> LinearOperator:
-    """The kernel of a feature map: walked, or collapsed in the form that fits the map."""
-    if walks is not None:
-        return swing_kernel(features, series, walks, generator=generator, tol=1e-4 if tol is None else tol)
-    if isinstance(features, FourierGrid):
-        return _on_grid(features, series)
-    return collapsed_kernel(features, series, tol)
-
-
-def _on_grid(grid: FourierGrid, series: Series) -> LinearOperator:
-    """Small grids are features like any other, with closed forms; large ones multiply by FFTs."""
-    closed = grid.graph.edge.positive_definite and grid.graph.normalization != "random_walk"
-    if closed and grid.num_modes <= DENSE_GRID:
-        return collapsed_kernel(grid.dense, series)
-    return grid_kernel(grid, series)

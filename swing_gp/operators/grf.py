@@ -15,13 +15,12 @@ import torch
 from linear_operator.operators import LinearOperator, MatmulLinearOperator, to_linear_operator
 from torch import Tensor
 
+from swing_gp.linalg.gram import white_noise
 from swing_gp.linalg.sparse import SparsePattern
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 from swing_gp.operators.matrix_free import MatrixFreeLinearOperator, to_scipy
-from swing_gp.series.families import Series
+from swing_gp.series.base import Series
 from swing_gp.utils.validation import as_generator, check_choice, check_count, check_interval
-
-__all__ = ["GRFLinearOperator", "grf_kernel"]
 
 # A walk of this many steps has outlived any halting probability that is worth using.
 MAX_STEPS = 1000
@@ -59,15 +58,14 @@ class GRFLinearOperator(MatrixFreeLinearOperator):
         if len(self.factors) > 1:
             return super()._diagonal()
         values, pattern = self.factors[0]
-        counts = pattern.crow.diff().to(values.device)
-        rows = torch.repeat_interleave(torch.arange(len(counts), device=values.device), counts)
-        return torch.zeros(len(counts), dtype=values.dtype, device=values.device).index_add(0, rows, values.square())
+        ones = torch.ones(pattern.shape[1], 1, dtype=values.dtype, device=values.device)
+        return pattern.matmul(values.square(), ones).squeeze(-1)
 
-    def zero_mean_mvn_samples(self, num_samples: int) -> Tensor:  # (S, N)
+    def samples(self, number: int, generator: torch.Generator | None = None) -> Tensor:  # (N, number)
         self.check_symmetric()
         values, pattern = self.factors[0]
-        white = torch.randn(pattern.shape[1], num_samples, dtype=self.dtype, device=self.device)
-        return pattern.matmul(values, white).mT  # Xi is a root; Lanczos would find a part of one
+        # Xi is a root; Lanczos would find a part of one.
+        return pattern.matmul(values, white_noise(self, pattern.shape[1], number, generator=generator))
 
     def to_scipy(self) -> Any:
         """This operator for people who live in SciPy."""
@@ -114,38 +112,34 @@ def grf_kernel(
     _check_convergence(matrix, series)
     generator = as_generator(seed)
     signatures = [_signature(matrix, series, walks, halting, generator) for _ in range(1 if form == "same" else 2)]
-    patterns = tuple(pattern for _, pattern in signatures)
-    values = tuple(values.to(dtype) for values, _ in signatures)
+    values, patterns = zip(*signatures, strict=True)
     if projection is None:
-        return GRFLinearOperator(*values, patterns=patterns)
+        return GRFLinearOperator(*(value.to(dtype) for value in values), patterns=patterns)
     gaussian = torch.randn(matrix.shape[0], projection, dtype=torch.float64, generator=generator, device=generator.device)
     gaussian = gaussian.to(device="cpu", dtype=dtype) / projection**0.5
-    factors = [pattern.matmul(value, gaussian) for value, pattern in zip(values, patterns, strict=True)]
+    factors = [pattern.matmul(value.to(dtype), gaussian) for value, pattern in signatures]
     if form == "same":
         return LowRankPlusDiagonal(factors[0], torch.eye(projection, dtype=dtype), torch.zeros(1, dtype=dtype))
     return MatmulLinearOperator(to_linear_operator(factors[0]), to_linear_operator(factors[1].mT))
 
 
 def _as_csr(adjacency: Any) -> scipy.sparse.csr_array:
-    if torch.is_tensor(adjacency):
-        if adjacency.dim() != 2:
-            raise ValueError(f"adjacency must be a square matrix with at least one node, got shape {tuple(adjacency.shape)}.")
-        coo = adjacency.detach().cpu().to_sparse_coo().coalesce()
-        adjacency = scipy.sparse.coo_array((coo.values().numpy(), coo.indices().numpy()), shape=tuple(coo.shape))
-    if not scipy.sparse.issparse(adjacency):
+    if not torch.is_tensor(adjacency) and not scipy.sparse.issparse(adjacency):
         raise TypeError(
             f"adjacency must be a SciPy sparse array or a torch tensor, got {type(adjacency).__name__}; "
             "wrap it in scipy.sparse.csr_array."
         )
+    if adjacency.ndim != 2 or adjacency.shape[0] != adjacency.shape[1] or adjacency.shape[0] == 0:
+        raise ValueError(f"adjacency must be a square matrix with at least one node, got shape {tuple(adjacency.shape)}.")
+    if torch.is_tensor(adjacency):
+        coo = adjacency.detach().cpu().to_sparse_coo().coalesce()
+        adjacency = scipy.sparse.coo_array((coo.values().numpy(), coo.indices().numpy()), shape=tuple(coo.shape))
     matrix = scipy.sparse.csr_array(adjacency, dtype=np.float64)
     matrix.sum_duplicates()
-    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or matrix.shape[0] == 0:
-        raise ValueError(f"adjacency must be a square matrix with at least one node, got shape {matrix.shape}.")
     if not np.isfinite(matrix.data).all() or (matrix.data < 0).any():
         raise ValueError("adjacency must be finite and non-negative: a walk steps with probability proportional to it.")
-    largest = float(matrix.data.max(initial=0.0))
     gap = float(abs(matrix - matrix.T).max())
-    if gap > ASYMMETRY * largest:
+    if gap > ASYMMETRY * matrix.data.max(initial=0.0):
         raise ValueError(
             f"adjacency must be symmetric: it differs from its transpose by up to {gap:.3g}, and walks from both sides of a "
             "directed graph meet in another kernel. Use 0.5 * (A + A.T), as for a graph of k nearest neighbours, and the "
@@ -196,18 +190,15 @@ def _signature(
         if len(node) == 0:
             break
         # Inverse transform on the running sum of all edge weights: the next node for every walker at once.
-        target = starts[node] + pick * degree[node]
-        edge = np.searchsorted(cumulative, target, side="right") - 1
+        edge = np.searchsorted(cumulative, starts[node] + pick * degree[node], side="right") - 1
         edge = np.clip(edge, matrix.indptr[node], matrix.indptr[node + 1] - 1)
         load = load * degree[node] / (1 - halting)
         node = matrix.indices[edge].astype(np.int64)
     flat, position = np.unique(np.concatenate(keys), return_inverse=True)
     order = torch.from_numpy(np.concatenate(orders))
     rho = series.modulation(int(order.max()) + 1).cpu()
-    values = torch.zeros(len(flat), dtype=torch.float64).index_add(
-        0, torch.from_numpy(position), rho[order] * torch.from_numpy(np.concatenate(loads))
-    )
+    visits = rho[order] * torch.from_numpy(np.concatenate(loads))
+    values = torch.zeros(len(flat), dtype=torch.float64).index_add(0, torch.from_numpy(position), visits)
     rows, columns = np.divmod(flat, size)
     pointer = np.searchsorted(rows, np.arange(size + 1))
-    pattern = SparsePattern.from_scipy(scipy.sparse.csr_array((np.ones(len(flat)), columns, pointer), shape=(size, size)))
-    return values, pattern
+    return values, SparsePattern.from_scipy(scipy.sparse.csr_array((flat, columns, pointer), shape=(size, size)))

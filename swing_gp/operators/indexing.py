@@ -22,11 +22,12 @@ import torch
 from linear_operator.operators import LinearOperator
 from torch import Tensor
 
-__all__ = ["Indexed"]
-
 
 class Indexed(LinearOperator):
-    """An operator with torch's indexing."""
+    """An operator with torch's indexing, whose quadratic forms are those of its ``inv_quad_logdet``."""
+
+    def inv_quad(self, inv_quad_rhs: Tensor, reduce_inv_quad: bool = True) -> Tensor:
+        return self.inv_quad_logdet(inv_quad_rhs, reduce_inv_quad=reduce_inv_quad)[0]
 
     def __getitem__(self, index: Any) -> LinearOperator | Tensor:
         index = index if isinstance(index, tuple) else (index,)
@@ -44,8 +45,7 @@ def _plain(index: Any, size: int) -> Any:
     """An index in the forms that linear_operator knows: slices, numbers and ids from zero up."""
     if isinstance(index, (Sequence, np.ndarray)) and not isinstance(index, str):
         index = torch.as_tensor(np.asarray(index))
-        if index.numel() == 0:  # of no type that means anything
-            index = index.long()
+        index = index if index.numel() else index.long()  # an empty list has no type that means anything
     if torch.is_tensor(index) and index.dim() == 0:
         index = index.item()
     if isinstance(index, Integral):

@@ -8,6 +8,7 @@ through the two verbs,
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any
 
@@ -15,171 +16,233 @@ import torch
 from linear_operator.operators import LinearOperator
 from torch import Tensor
 
-from swing_gp.graphs.inputs import Sites
-from swing_gp.linalg.gram import frozen_signs
-from swing_gp.operators.low_rank_kernel import SeriesLinearOperator
+from swing_gp.graphs.inputs import Inputs
+from swing_gp.linalg.gram import white_noise
+from swing_gp.operators.batch import Batch
+from swing_gp.operators.coincident import groups_of, sum_of_equals
+from swing_gp.operators.diagnostics import GraphOperator
+from swing_gp.operators.estimated_diagonal import estimated_diagonal
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
-from swing_gp.operators.matrix_free import MatrixFreeLinearOperator
-from swing_gp.operators.preconditioning import PROBES, LandmarkControl, estimated_variances
+from swing_gp.operators.matrix_free import COLUMNS, MatrixFreeLinearOperator, Submatrix
+from swing_gp.operators.regimes import EXACT_DIAGONAL
+from swing_gp.series.base import Series
 
-__all__ = ["KernelBlock"]
 
-# Up to here a diagonal is exact, column by column; above it is estimated.
-EXACT_DIAGONAL = 2048
+class MatrixFreeKernel(GraphOperator, MatrixFreeLinearOperator):
+    """A kernel on all nodes that is known by its products. Off the graph it goes on by :meth:`between`."""
+
+    series: Series
+
+    def _size(self) -> torch.Size:
+        return torch.Size((self.graph.num_nodes, self.graph.num_nodes))
+
+    #: Whether samples can be drawn off the graph, by :meth:`draw`.
+    can_sample_anywhere = True
+
+    def covariance(self, rows: Inputs, columns: Inputs, landmarks: Any) -> LinearOperator:
+        """The covariance between two lists of inputs, or batches of lists.
+
+        :param landmarks: the landmark kernel of the same graph, for preconditioners and estimated diagonals.
+        """
+        if rows.batch_shape or columns.batch_shape:
+            all_rows = rows.in_lists(rows.keys.numel())
+            all_columns = all_rows if columns is rows else columns.in_lists(columns.keys.numel())
+            whole = self.covariance(all_rows, all_columns, landmarks)
+            return KernelBlocks(whole, rows=rows.keys.shape, columns=columns.keys.shape)
+        between_nodes = rows.on_graph and columns.on_graph
+        one = torch.ones((), dtype=self.dtype, device=self.device)
+        leading = self.series.coefficients(2).to(one)
+        second = leading[:0] if between_nodes else self.second_coefficients()
+        tensors = rows.points, columns.points, self._degree_scale(rows), self._degree_scale(columns), one, leading, second
+        inputs = rows.detach(), columns.detach()
+        return KernelBlock(self, *tensors, inputs=inputs, between_nodes=between_nodes, landmarks=landmarks)
+
+    def _degree_scale(self, inputs: Inputs) -> Tensor:  # (n,)
+        """s at the inputs."""
+        if self.graph.normalization is None:
+            return torch.ones_like(inputs.points[:, 0])
+        features = self.features
+        log_degree = features.log_degree()[inputs.nodes] if inputs.on_graph else features.extended_log_degree(inputs.points)
+        return (-0.5 * log_degree).exp()
+
+    def second_coefficients(self) -> Tensor:
+        """What :meth:`between` needs of the series, as a tensor of its own so that gradients reach it."""
+        return self.series.coefficients(1)[:0].to(self.dtype)
+
+    def between(self, x: Tensor, y: Tensor, slope: Tensor, second: Tensor) -> Callable[[Tensor], Tensor]:
+        """Products with the kernel beyond its identity part between any points, before it is normalised.
+
+        :param slope: :math:`\\alpha_1`.
+        :param second: :meth:`second_coefficients`.
+        """
+        raise ValueError(f"{type(self).__name__} has no extension off the graph: inputs must be nodes.")
 
 
 class KernelBlock(MatrixFreeLinearOperator):
     r"""The matrix of :math:`c\,k(x_i, x'_j)` for two lists of inputs, through products alone.
 
     :param base: the kernel on all nodes.
-    :param left: s at the rows, (n,); unused between nodes.
-    :param right: s at the columns, (m,).
-    :param outputscale: c, a scalar.
-    :param head: :math:`\alpha_0, \alpha_1`.
-    :param tail: what a kernel without features needs of its series off the graph (see ``SeriesLinearOperator.between``).
-    :param sites: the two lists.
-    :param control: the landmark kernel of the same graph.
+    :param tensors: coordinates of the rows, (n, d), and of the columns, (m, d); s at the rows, (n,), and at the columns, (m,),
+        which like coordinates are not used between nodes; c, a scalar; :math:`\alpha_0, \alpha_1`; what a kernel without
+        features needs of its series off the graph (``SeriesLinearOperator.between``).
+    :param inputs: which points rows and columns are.
+    :param between_nodes: whether all of them are nodes.
+    :param landmarks: the landmark kernel of the same graph.
     """
 
-    def __init__(
-        self,
-        base: LinearOperator,
-        left: Tensor,
-        right: Tensor,
-        outputscale: Tensor,
-        head: Tensor,
-        tail: Tensor,
-        *,
-        sites: tuple[Sites, Sites],
-        control: LandmarkControl,
-    ) -> None:
-        super().__init__(base, left, right, outputscale, head, tail, sites=sites, control=control)
-        self.base, self.left, self.right, self.outputscale = base, left, right, outputscale
-        self.head, self.tail = head, tail
-        self.sites, self.control = sites, control
+    def __init__(self, base: Any, *tensors: Tensor, inputs: tuple[Inputs, Inputs], between_nodes: bool, landmarks: Any) -> None:
+        super().__init__(base, *tensors, inputs=inputs, between_nodes=between_nodes, landmarks=landmarks)
+        self.base, self.inputs, self.between_nodes, self.landmarks = base, inputs, between_nodes, landmarks
+        self.x, self.y, self.left, self.right, self.outputscale, self.leading, self.second = tensors
 
     def _size(self) -> torch.Size:
-        return torch.Size((len(self.sites[0].keys), len(self.sites[1].keys)))
+        return torch.Size((len(self.inputs[0]), len(self.inputs[1])))
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.base.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.base.device
+    def _replace(self, *tensors: Tensor, inputs: tuple[Inputs, Inputs] | None = None) -> KernelBlock:
+        """The same kernel with other x, y, left, right and outputscale."""
+        options: dict[str, Any] = {**self._kwargs, "inputs": inputs or self.inputs}
+        return self.__class__(self.base, *tensors, self.leading, self.second, **options)
 
     def _transpose_nonbatch(self) -> LinearOperator:
-        return self._with(self.right, self.left, self.outputscale, (self.sites[1], self.sites[0]))
-
-    def _with(self, left: Tensor, right: Tensor, outputscale: Tensor, sites: tuple[Sites, Sites]) -> KernelBlock:
-        return self.__class__(self.base, left, right, outputscale, self.head, self.tail, sites=sites, control=self.control)
-
-    @property
-    def symmetric(self) -> bool:
-        return self.sites[0] is self.sites[1] or (
-            len(self.sites[0].keys) == len(self.sites[1].keys) and torch.equal(self.sites[0].keys, self.sites[1].keys)
-        )
+        return self._replace(self.y, self.x, self.right, self.left, self.outputscale, inputs=self.inputs[::-1])
 
     # Products
 
     def _apply(self, rhs: Tensor) -> Tensor:  # (m, k) -> (n, k)
-        rows, columns = self.sites
-        if rows.on_graph and columns.on_graph:
-            full = torch.zeros(self.base.shape[-1], rhs.shape[-1], dtype=rhs.dtype, device=rhs.device)
-            product = self.base._matmul(full.index_add(0, columns.nodes, rhs))[rows.nodes]
+        rows, columns = self.inputs
+        if self.between_nodes:
+            product = Submatrix(self.base, nodes=(rows.nodes, columns.nodes))._apply(rhs)
         else:
-            scaled = self.right.unsqueeze(-1) * rhs
-            product = self.base.between(rows.points, columns.points, scaled, self.head[1], self.tail)
-            product = self.left.unsqueeze(-1) * product + self.head[0] * self._matches(rhs)
+            product = self.left.unsqueeze(-1) * self._between(self.right.unsqueeze(-1) * rhs)
+            product = product + self.leading[0] * sum_of_equals(*self._groups, rhs)
         return self.outputscale * product
 
     @cached_property
-    def _groups(self) -> tuple[Tensor, ...]:
-        """For rows and for columns, a number that agrees where the points do."""
-        both = torch.cat([sites.keys for sites in self.sites])
-        return both.unique(return_inverse=True)[1].split([len(sites.keys) for sites in self.sites])
+    def _between(self) -> Callable[[Tensor], Tensor]:
+        """Products between the points themselves; neighbours and transforms are found once for all of them."""
+        return self.base.between(self.x, self.y, self.leading[1], self.second)
 
-    def _matches(self, rhs: Tensor) -> Tensor:
-        """Sums over the columns that are the same point as a row."""
-        rows, columns = self._groups
-        totals = torch.zeros(sum(self.shape), rhs.shape[-1], dtype=rhs.dtype, device=rhs.device)
-        return totals.index_add(0, columns, rhs)[rows]
+    @cached_property
+    def _groups(self) -> tuple[Tensor, Tensor]:
+        rows, columns = groups_of(*(inputs.keys for inputs in self.inputs))
+        return rows, columns
 
     def _mul_constant(self, other: float | Tensor) -> LinearOperator:
         if torch.is_tensor(other) and other.numel() > 1:
             return super()._mul_constant(other)
         scale = self.outputscale * (other.reshape(()) if torch.is_tensor(other) else other)
-        return self._with(self.left, self.right, scale, self.sites)
+        return self._replace(self.x, self.y, self.left, self.right, scale)
 
     # Entries
 
     def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
-        one, two = self.sites[0][row_index], self.sites[1][col_index]
-        if row_index is col_index or (self.symmetric and _same_index(row_index, col_index)):
-            two = one
-        left, right = self.left[row_index], self.right[col_index]
-        return self._with(left, right, self.outputscale, (one, two))
+        tensors = self.x[row_index], self.y[col_index], self.left[row_index], self.right[col_index], self.outputscale
+        return self._replace(*tensors, inputs=(self.inputs[0][row_index], self.inputs[1][col_index]))
 
     def _diagonal(self) -> Tensor:
-        if self.symmetric and self.sites[0].on_graph and self.shape[-1] > EXACT_DIAGONAL:
-            return self.outputscale * self.base._diagonal()[self.sites[0].nodes]
-        if self.symmetric and self.shape[-1] > EXACT_DIAGONAL:
-            return self._estimated_diagonal()
-        return super()._diagonal()
+        if self.shape[-1] <= EXACT_DIAGONAL or not self.inputs[0].same_as(self.inputs[1]):
+            return super()._diagonal()
+        if self.between_nodes:
+            return self.outputscale * self.base._diagonal()[self.inputs[0].nodes]
+        return estimated_diagonal(self, self.landmark_approximation())[0]
 
-    def _estimated_diagonal(self) -> Tensor:
-        """The diagonal off the graph: the landmarks' and an unbiased estimate of what they leave, or that of samples."""
-        signs = frozen_signs(self.shape[-1], PROBES, self.dtype, self.device)
-        close = self.close() if self.control.exists else None
-        sample = (lambda number: self.zero_mean_mvn_samples(number).mT) if self.has_root else None
-        return estimated_variances(signs, self._apply(signs), close, sample)[0]
+    def dense_rows(self) -> Tensor:  # (n, m)
+        """All entries, by products for the rows: for blocks of few of them."""
+        return self._transpose_nonbatch()._columns(torch.arange(self.shape[0], device=self.device)).mT
 
-    def close(self) -> LowRankPlusDiagonal:
-        """The landmark kernel on the same inputs, for a symmetric block; its points are distinct."""
+    def landmark_approximation(self) -> LowRankPlusDiagonal | None:
+        """The landmark kernel on the same inputs, for a symmetric block, if there is one; its points are distinct."""
+        if not self.landmarks.exists:
+            return None
         with torch.no_grad():
-            factor, diag = self.control.kernel.at(self.sites[0])
-            core = self.control.kernel.core * self.outputscale.detach().to(self.control.kernel.core)
-            return LowRankPlusDiagonal(factor, core, diag * self.outputscale.detach())
+            factor, diag = self.landmarks.kernel.at(self.inputs[0])
+            return LowRankPlusDiagonal(factor, self.landmarks.kernel.core, diag)._mul_constant(self.outputscale)
 
     @property
-    def has_root(self) -> bool:
-        """Whether the kernel can be sampled at these inputs: off the graph, that of a list cannot."""
-        return self.sites[0].on_graph or not isinstance(self.base, SeriesLinearOperator)
+    def can_sample(self) -> bool:
+        """Whether the kernel can be sampled at these inputs without a dense root: off the graph, that of a list cannot."""
+        return self.between_nodes or self.base.can_sample_anywhere
 
-    def prior_samples(self, other: KernelBlock, number: int) -> Tensor:  # (n + m, number)
-        """Joint samples at the rows of this block and of another."""
-        one, two = self.sites[0], other.sites[0]
-        if one.on_graph and two.on_graph:
-            root = self.base.root_decomposition().root
-            white = torch.randn(root.shape[-1], number, dtype=self.dtype, device=self.device)
-            sample = (root @ white)[torch.cat([one.nodes, two.nodes])]
+    def prior_samples(self, other: KernelBlock, number: int, generator: torch.Generator | None = None) -> Tensor:
+        """Joint samples at the rows of this block and of another, (n + m, number)."""
+        one, two = self.inputs[0], other.inputs[0]
+        if self.between_nodes and other.between_nodes:
+            sample = self.base.samples(number, generator)[torch.cat([one.nodes, two.nodes])]
         else:
             scale = torch.cat([self.left, other.left]).unsqueeze(-1)
-            sample = scale * self.base.draw(torch.cat([one.points, two.points]), number)
+            sample = scale * self.base.draw(torch.cat([self.x, other.x]), number, generator)
             # The identity part is one number for every point, however often it is listed.
             keys, group = torch.cat([one.keys, two.keys]).unique(return_inverse=True)
-            own = torch.randn(len(keys), number, dtype=self.dtype, device=self.device)[group]
-            sample = sample + self.head[0].sqrt() * own
+            sample = sample + self.leading[0].sqrt() * white_noise(self, len(keys), number, generator=generator)[group]
         return self.outputscale.sqrt() * sample
 
-    def zero_mean_mvn_samples(self, num_samples: int) -> Tensor:
-        nothing = self._getitem(slice(0, 0), slice(0, 0))
-        return self.prior_samples(nothing, num_samples).mT
-
-    # Noise
+    def samples(self, number: int, generator: torch.Generator | None = None) -> Tensor:
+        if not self.can_sample:
+            return self.dense_root() @ white_noise(self, self.shape[-1], number, generator=generator)
+        return self.prior_samples(self._getitem(slice(0, 0), slice(0, 0)), number, generator)
 
     def precondition(self, noise: Tensor) -> LowRankPlusDiagonal | None:
         """The landmark kernel plus the noise, where it is close enough to help; repeated inputs go without."""
         least = float(noise.min() / self.outputscale.detach())
-        if not self.sites[0].distinct or not self.control.helps(self.base, least):
+        if not self.inputs[0].distinct or not self.landmarks.helps(self.base, least):
             return None
-        close = self.close().add_diagonal(noise)
-        assert isinstance(close, LowRankPlusDiagonal)
-        return close
+        close = self.landmark_approximation()
+        return None if close is None else close.add_diagonal(noise)
 
 
-def _same_index(one: Any, two: Any) -> bool:
-    if torch.is_tensor(one) and torch.is_tensor(two):
-        return one.shape == two.shape and torch.equal(one, two)
-    return not torch.is_tensor(one) and not torch.is_tensor(two) and one == two
+class KernelBlocks(Batch):
+    """The blocks of a kernel for a batch of lists of inputs, of which one may be shared by all of the batch.
+
+    :param whole: the block between all rows and all columns, one list after another.
+    :param rows: batch and length of the lists of rows, and so of the columns; without the batch where one list is shared.
+    """
+
+    def __init__(self, whole: KernelBlock, *, rows: torch.Size, columns: torch.Size) -> None:
+        super().__init__(whole, rows=rows, columns=columns)
+        self.whole, self.rows, self.columns = whole, rows, columns
+
+    def _size(self) -> torch.Size:
+        return torch.Size((*torch.broadcast_shapes(self.rows[:-1], self.columns[:-1]), self.rows[-1], self.columns[-1]))
+
+    def _transpose_nonbatch(self) -> LinearOperator:
+        return self.__class__(self.whole._transpose_nonbatch(), rows=self.columns, columns=self.rows)
+
+    def _mul_constant(self, other: float | Tensor) -> LinearOperator:
+        if torch.is_tensor(other) and other.numel() > 1:
+            return super()._mul_constant(other)
+        return self.__class__(self.whole._mul_constant(other), **self._kwargs)
+
+    def part(self, start: int, stop: int) -> KernelBlock:
+        """The block between all inputs of some successive elements."""
+        index = (slice(start * s[-1], stop * s[-1]) if len(s) > 1 else slice(None) for s in (self.rows, self.columns))
+        return self.whole._getitem(*index)
+
+    def elements(self) -> list[Any]:
+        return [self.part(i, i + 1) for i in range(self.batch_shape.numel())]
+
+    def _matmul(self, rhs: Tensor) -> Tensor:
+        if rhs.dim() == 2 and len(self.columns) == 1:
+            return self.whole._matmul(rhs).unflatten(0, self.rows)
+        return super()._matmul(rhs)
+
+    # Entries, of several elements at once: a product with the kernel takes as long for a few columns as for many
+
+    def parts(self, length: int, most: int) -> Iterator[KernelBlock]:
+        """Blocks of successive elements, as many as have at most so many inputs in lists of this length."""
+        count, step = self.batch_shape.numel(), max(1, most // max(1, length))
+        return (self.part(start, min(start + step, count)) for start in range(0, count, step))
+
+    def to_dense(self) -> Tensor:
+        rows, columns = self.shape[-2:]
+        if len(self.rows) == 1:
+            return self._transpose_nonbatch().to_dense().mT
+        if len(self.columns) == 1:
+            return torch.cat([part.dense_rows() for part in self.parts(rows, COLUMNS)]).reshape(self.shape)
+        dense = (part.dense_rows().unflatten(1, (-1, columns)).unflatten(0, (-1, rows)) for part in self.parts(rows, COLUMNS))
+        return torch.cat([block.diagonal(dim1=0, dim2=2).movedim(-1, 0) for block in dense]).reshape(self.shape)
+
+    def _diagonal(self) -> Tensor:
+        if self.rows != self.columns:
+            return super()._diagonal()
+        parts = self.parts(self.shape[-1], EXACT_DIAGONAL)
+        return torch.cat([part._diagonal() for part in parts]).reshape(self.shape[:-1])

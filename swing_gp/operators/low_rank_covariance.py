@@ -7,48 +7,54 @@ block diagonal with rank-one blocks, so everything stays in closed form and line
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from linear_operator.operators import (
-    CatLinearOperator,
     DiagLinearOperator,
     InterpolatedLinearOperator,
     LinearOperator,
-    RootLinearOperator,
-    to_linear_operator,
 )
 from linear_operator.utils.memoize import cached
 from torch import Tensor
 
-from swing_gp.linalg.gram import cross_gram
+from swing_gp.linalg.gram import cross_gram, white_noise
+from swing_gp.linalg.reducer import LOCAL, Reducer
+from swing_gp.operators.coincident import num_groups, per_group, sum_of_equals
 from swing_gp.operators.indexing import Indexed
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 from swing_gp.operators.matrix_free import submatrix
-from swing_gp.parallel.shards import total
-
-__all__ = ["LowRankCross", "LowRankPlusGroups", "as_cross", "group_sum", "per_group"]
 
 
-def num_groups(*groups: Tensor) -> int:
-    """How many groups there are in lists of inputs, which may be empty."""
-    return 1 + max((int(group.max()) for group in groups if group.numel()), default=-1)
+class Grouped(Indexed):
+    """A matrix with groups of inputs, which share the batch of its tensors.
+
+    They come in a tuple of their own, because linear_operator changes the dtype of tensors.
+    """
+
+    groups: tuple[Tensor, ...]
+
+    def _rebatched(self, change: Callable[[Tensor], Tensor]) -> LinearOperator:
+        """The matrix with another batch: every tensor and every group changes alike."""
+        groups = (group.expand(*self.batch_shape, group.shape[-1]) for group in self.groups)
+        return self.__class__(*map(change, self._args), **{**self._kwargs, "groups": tuple(map(change, groups))})
+
+    def _unsqueeze_batch(self, dim: int) -> LinearOperator:
+        return self._rebatched(lambda part: part.unsqueeze(dim))
+
+    def _permute_batch(self, *dims: int) -> LinearOperator:
+        return self._rebatched(lambda part: part.permute(*dims, *range(len(dims), part.dim())))
+
+    def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
+        if not self.batch_shape:
+            return submatrix(self, row_index, col_index)
+        if isinstance(row_index, slice) and row_index == slice(None) == col_index:
+            return self._rebatched(lambda part: part[batch_indices])
+        return LinearOperator._getitem(self, row_index, col_index, *batch_indices)
 
 
-def group_sum(group: Tensor, values: Tensor) -> Tensor:  # (*batch, n), (*batch, n, k) -> (*batch, n, k)
-    """For every entry the sum over all entries of its group."""
-    index = group.unsqueeze(-1).expand_as(values)
-    totals = torch.zeros(*values.shape[:-2], num_groups(group), values.shape[-1], dtype=values.dtype, device=values.device)
-    return totals.scatter_add(-2, index, values).gather(-2, index)
-
-
-def per_group(group: Tensor, values: Tensor) -> Tensor:  # (*batch, n), (*batch, n) -> (*batch, groups)
-    """One value a group, from values that agree within groups."""
-    count = num_groups(group)
-    return torch.zeros(*values.shape[:-1], count, dtype=values.dtype, device=values.device).scatter(-1, group, values)
-
-
-class LowRankPlusGroups(LowRankPlusDiagonal):
+class LowRankPlusGroups(Grouped, LowRankPlusDiagonal):
     r"""The symmetric matrix :math:`R + P D P^\top + W C W^\top`, with P the membership of inputs in groups of equal points.
 
     For a group with noise R and shared value d the inverse of :math:`R + d 1 1^\top` is written out (Sherman-Morrison).
@@ -60,41 +66,28 @@ class LowRankPlusGroups(LowRankPlusDiagonal):
     :param groups: the group of every input, (\*batch, n), in a tuple.
     """
 
-    def __init__(self, factor: Tensor, core: Tensor, diag: Tensor, shared: Tensor, *, groups: tuple[Tensor]) -> None:
-        # In a tuple, because linear_operator changes the dtype of tensors.
-        LinearOperator.__init__(self, factor, core, diag, shared, groups=groups)
-        self._hold(factor, core, diag)
-        self.shared = shared
+    def __init__(
+        self, factor: Tensor, core: Tensor, diag: Tensor, shared: Tensor, *, groups: tuple[Tensor], shards: Reducer = LOCAL
+    ) -> None:
+        super().__init__(factor, core, diag, shared, groups=groups, shards=shards)
+        self.shared, self.groups = shared, groups
         self.group = groups[0].expand(factor.shape[:-1])
 
-    def _check_args(self, *args: Any, **kwargs: Any) -> str | None:
-        return None
-
-    def _transpose_nonbatch(self) -> LinearOperator:
-        return self.__class__(self.factor, self.core.mT, self.diag, self.shared, groups=(self.group,))
-
-    def _expand_batch(self, batch_shape: torch.Size | list[int]) -> LinearOperator:
-        parts = (part.expand(*batch_shape, *part.shape[self.factor.dim() - 2 :]) for part in self._args)
-        group = self.group.expand(*batch_shape, self.group.shape[-1])
-        return self.__class__(*parts, groups=(group,))
+    def _derived(self, factor: Tensor, *others: Tensor) -> LowRankPlusGroups:
+        return LowRankPlusGroups(factor, *others, groups=(self.group.expand(factor.shape[:-1]),), shards=self.shards)
 
     @property
     def _member(self) -> Tensor:  # (*batch, n)
         """d of the group of every input."""
         return self.shared.gather(-1, self.group)
 
-    def _group_of(self, values: Tensor) -> Tensor:
-        return self.group.expand(values.shape[:-1])
+    def _group_sum(self, values: Tensor) -> Tensor:  # (*batch, n, k) -> (*batch, n, k)
+        """For every input the sum over its group."""
+        return sum_of_equals(self.group, self.group, values)
 
-    def _matmul(self, rhs: Tensor) -> Tensor:
-        vector = rhs.dim() == 1
-        rhs = rhs.unsqueeze(-1) if vector else rhs
-        batch = torch.broadcast_shapes(self.batch_shape, rhs.shape[:-2])
-        rhs = rhs.expand(*batch, *rhs.shape[-2:])
-        small = self.core @ (self.factor.mT @ rhs).to(self.core.dtype)
-        result = self.diag.unsqueeze(-1) * rhs + self.factor @ small.to(self.factor.dtype)
-        result = result + self._member.unsqueeze(-1) * group_sum(self._group_of(rhs), rhs)
-        return result.squeeze(-1) if vector else result
+    def _times_diagonal(self, x: Tensor) -> Tensor:
+        x = x.expand(*torch.broadcast_shapes(self.batch_shape, x.shape[:-2]), *x.shape[-2:])
+        return super()._times_diagonal(x) + self._member.unsqueeze(-1) * self._group_sum(x)
 
     def _diagonal(self) -> Tensor:
         return super()._diagonal() + self._member
@@ -102,49 +95,18 @@ class LowRankPlusGroups(LowRankPlusDiagonal):
     def _get_indices(self, row_index: Tensor, col_index: Tensor, *batch_indices: Tensor) -> Tensor:
         entries = super()._get_indices(row_index, col_index, *batch_indices)
         rows, columns = self.group[(*batch_indices, row_index)], self.group[(*batch_indices, col_index)]
-        shared = self._member[(*batch_indices, row_index)]
-        return entries + torch.where(rows == columns, shared, torch.zeros_like(shared))
-
-    def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
-        if not self.batch_shape:
-            return submatrix(self, row_index, col_index)
-        return LinearOperator._getitem(self, row_index, col_index, *batch_indices)
-
-    @cached
-    def to_dense(self) -> Tensor:
-        dense = self.factor @ self.core.to(self.factor.dtype) @ self.factor.mT
-        same = self.group.unsqueeze(-1) == self.group.unsqueeze(-2)
-        return dense + torch.diag_embed(self._full_diag()) + same * self._member.unsqueeze(-1)
-
-    def _mul_constant(self, other: float | Tensor) -> LinearOperator:
-        scaled = super()._mul_constant(other)
-        assert isinstance(scaled, LowRankPlusDiagonal)
-        shared = self.shared * (other.unsqueeze(-1) if torch.is_tensor(other) else other)
-        group = self.group.expand(scaled.diag.shape)
-        return self.__class__(scaled.factor, scaled.core, scaled.diag, shared, groups=(group,))
-
-    def add_diagonal(self, diag: Tensor) -> LinearOperator:
-        noisy = super().add_diagonal(diag)
-        assert isinstance(noisy, LowRankPlusDiagonal)
-        diag = noisy._full_diag()
-        shared = self.shared.expand(*diag.shape[:-1], self.shared.shape[-1])
-        return self.__class__(noisy.factor, noisy.core, diag, shared, groups=(self.group.expand(diag.shape),))
-
-    def __add__(self, other: Any) -> LinearOperator:
-        if isinstance(other, LowRankPlusDiagonal):
-            return LinearOperator.__add__(self, other)
-        return super().__add__(other)
+        return entries + self._member[(*batch_indices, row_index)] * (rows == columns)
 
     # The block-diagonal part R + P D P^T
 
     def _group_information(self) -> Tensor:  # (*batch, n)
         r""":math:`1^\top R^{-1} 1` of the group of every input."""
-        return group_sum(self.group, (1 / self._full_diag()).unsqueeze(-1)).squeeze(-1)
+        return self._group_sum((1 / self._full_diag()).unsqueeze(-1)).squeeze(-1)
 
     def _inverse_of_diagonal(self, x: Tensor) -> Tensor:
         inverse = x / self._full_diag().unsqueeze(-1)
         share = self._member / ((1 + self._member * self._group_information()) * self._full_diag())
-        return inverse - share.unsqueeze(-1) * group_sum(self._group_of(inverse), inverse)
+        return inverse - share.unsqueeze(-1) * self._group_sum(inverse)
 
     def _gram(self) -> Tensor:
         product = cross_gram(self.factor, self._inverse_of_diagonal(self.factor))
@@ -152,98 +114,97 @@ class LowRankPlusGroups(LowRankPlusDiagonal):
 
     def _logdet_of_diagonal(self) -> Tensor:
         total = self._group_information()
-        size = group_sum(self.group, torch.ones_like(total).unsqueeze(-1)).squeeze(-1)
+        size = self._group_sum(torch.ones_like(total).unsqueeze(-1)).squeeze(-1)
         return (self._full_diag().double().log() + (self._member * total).double().log1p() / size).sum(-1)
 
     # Roots
 
-    @cached(name="root_decomposition")
-    def root_decomposition(self, method: str | None = None) -> LinearOperator:
-        half = self._root_of_core()
-        if half is None:
-            return LinearOperator.root_decomposition(self, method)
+    def _roots_of_diagonal(self) -> list[LinearOperator]:
         # One column for what the members of a group share, then one of its own for every input.
-        ones = torch.ones(*self.batch_shape, num_groups(self.group), dtype=self.dtype, device=self.device)
-        member = InterpolatedLinearOperator(
-            DiagLinearOperator(ones),
-            left_interp_indices=self.group.unsqueeze(-1),
-            left_interp_values=self._member.sqrt().unsqueeze(-1),
-        )
-        own = DiagLinearOperator(self._full_diag().sqrt())
-        return RootLinearOperator(CatLinearOperator(to_linear_operator(self.factor @ half), member, own, dim=-1))
+        ones = DiagLinearOperator(torch.ones(*self.batch_shape, num_groups(self.group), dtype=self.dtype, device=self.device))
+        values = self._member.sqrt().unsqueeze(-1)
+        member = InterpolatedLinearOperator(ones, left_interp_indices=self.group.unsqueeze(-1), left_interp_values=values)
+        return [member, *super()._roots_of_diagonal()]
 
-    @cached(name="root_inv_decomposition")
-    def root_inv_decomposition(
-        self, initial_vectors: Tensor | None = None, test_vectors: Tensor | None = None, method: str | None = None
-    ) -> LinearOperator:
-        return LinearOperator.root_inv_decomposition(self, initial_vectors, test_vectors, method)
+    def _square_root(self, *, inverse: bool) -> LinearOperator:
+        find = LinearOperator.root_inv_decomposition if inverse else LinearOperator.root_decomposition
+        return find(self).root
 
-    def _own_samples(self, num_samples: int) -> Tensor:
-        draws = self._white(num_groups(self.group), num_samples)
-        shared = draws.gather(-2, self.group.unsqueeze(-1).expand(*self.group.shape, num_samples))
-        return super()._own_samples(num_samples) + self._member.sqrt().unsqueeze(-1) * shared
+    def _own_samples(self, number: int, generator: torch.Generator | None) -> Tensor:
+        draws = white_noise(self, *self.batch_shape, num_groups(self.group), number, generator=generator)
+        shared = draws.gather(-2, self.group.unsqueeze(-1).expand(*self.group.shape, number))
+        return super()._own_samples(number, generator) + self._member.sqrt().unsqueeze(-1) * shared
 
 
-class LowRankCross(Indexed):
+class LowRankCross(Grouped):
     r"""The rectangular matrix :math:`F_1 C F_2^\top + S` between two lists of inputs.
 
     :param left: :math:`F_1`, (\*batch, n, k).
     :param core: C, (\*batch, k, k).
     :param right: :math:`F_2`, (\*batch, m, k).
     :param shared: the diagonal part of every row's point, (\*batch, n).
-    :param groups: for rows and for columns, a number that agrees where the points do; (\*batch, n) and (\*batch, m).
+    :param groups: for rows and for columns, a number that agrees where the points do; (\*batch, n) and (\*batch, m), and
+        without the batch where all of it shares one list.
     """
 
-    def __init__(self, left: Tensor, core: Tensor, right: Tensor, shared: Tensor, *, groups: tuple[Tensor, Tensor]) -> None:
-        super().__init__(left, core, right, shared, groups=groups)
-        self.left, self.core, self.right, self.shared, self.groups = left, core, right, shared, groups
+    def __init__(
+        self,
+        left: Tensor,
+        core: Tensor,
+        right: Tensor,
+        shared: Tensor,
+        *,
+        groups: tuple[Tensor, ...],
+        shards: Reducer = LOCAL,
+    ) -> None:
+        super().__init__(left, core, right, shared, groups=groups, shards=shards)
+        self.left, self.core, self.right, self.shared = left, core, right, shared
+        self.groups, self.shards = groups, shards
+
+    def _derived(self, left: Tensor, core: Tensor, right: Tensor, shared: Tensor, groups: Any) -> LowRankCross:
+        """The matrix of these parts, over all batch dimensions of the core."""
+        batch = core.shape[:-2]
+        left, right = (part.expand(*batch, *part.shape[-2:]) for part in (left, right))
+        return self.__class__(left, core, right, shared.expand(*batch, -1), groups=groups, shards=self.shards)
 
     def _size(self) -> torch.Size:
         return torch.Size((*self.left.shape[:-1], self.right.shape[-2]))
 
     def _transpose_nonbatch(self) -> LinearOperator:
         rows, columns = self.groups
-        count = num_groups(rows, columns)
         # The value of a point, seen from the columns: zero where no row is that point.
-        values = torch.zeros(*self.shared.shape[:-1], count, dtype=self.dtype, device=self.device)
-        values = values.scatter(-1, rows.expand(self.shared.shape), self.shared)
+        values = per_group(rows, self.shared, num_groups(rows, columns))
         shared = values.gather(-1, columns.expand(*self.shared.shape[:-1], columns.shape[-1]))
-        return self.__class__(self.right, self.core.mT, self.left, shared, groups=(columns, rows))
+        return self._derived(self.right, self.core.mT, self.left, shared, (columns, rows))
 
     def _expand_batch(self, batch_shape: torch.Size | list[int]) -> LinearOperator:
-        parts = (part.expand(*batch_shape, *part.shape[self.left.dim() - 2 :]) for part in self._args)
-        groups = tuple(group.expand(*batch_shape, group.shape[-1]) for group in self.groups)
-        return self.__class__(*parts, groups=groups)  # type: ignore[arg-type]
+        core = self.core.expand(*batch_shape, *self.core.shape[-2:])
+        return self._derived(self.left, core, self.right, self.shared, self.groups)
 
     def _matmul(self, rhs: Tensor) -> Tensor:
-        vector = rhs.dim() == 1
-        rhs = rhs.unsqueeze(-1) if vector else rhs
-        batch = torch.broadcast_shapes(self.batch_shape, rhs.shape[:-2])
-        small = self.core @ total(self.right.mT @ rhs, "product").to(self.core.dtype)
-        result = self.left @ small.to(self.left.dtype) + self.matches(rhs.expand(*batch, *rhs.shape[-2:]))
-        return result.squeeze(-1) if vector else result
+        if rhs.dim() == 1:
+            return self._matmul(rhs.unsqueeze(-1)).squeeze(-1)
+        small = self.core @ self.shards.sum(self.right.mT @ rhs, "product").to(self.core.dtype)
+        return self.left @ small.to(self.left.dtype) + self.matches(rhs)
 
-    def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
-        if not self.batch_shape:
-            return submatrix(self, row_index, col_index)
-        return super()._getitem(row_index, col_index, *batch_indices)
+    inv_quad = LinearOperator.inv_quad  # it has no inv_quad_logdet of its own
+
+    @property
+    def any_matches(self) -> bool:
+        """Whether some row and some column are the same point."""
+        rows, columns = self.groups
+        return bool(sum_of_equals(rows, columns, torch.ones_like(columns).unsqueeze(-1)).any())
 
     def matches(self, rhs: Tensor) -> Tensor:  # (*batch, m, k) -> (*batch, n, k)
         """S v."""
-        rows, columns = (group.expand(*rhs.shape[:-2], group.shape[-1]) for group in self.groups)
-        count = num_groups(rows, columns)
-        totals = torch.zeros(*rhs.shape[:-2], count, rhs.shape[-1], dtype=rhs.dtype, device=rhs.device)
-        totals = totals.scatter_add(-2, columns.unsqueeze(-1).expand_as(rhs), rhs)
-        index = rows.unsqueeze(-1).expand(*rows.shape, rhs.shape[-1])
-        return self.shared.unsqueeze(-1) * totals.gather(-2, index)
+        return self.shared.unsqueeze(-1) * sum_of_equals(self.groups[0], self.groups[1], rhs)
 
     def _get_indices(self, row_index: Tensor, col_index: Tensor, *batch_indices: Tensor) -> Tensor:
         rows, columns = self.left[(*batch_indices, row_index)], self.right[(*batch_indices, col_index)]
-        core = self.core[batch_indices] if batch_indices else self.core
-        entries = (rows.unsqueeze(-2) @ core.to(rows.dtype) @ columns.unsqueeze(-1)).squeeze(-1).squeeze(-1)
-        same = self.groups[0][(*batch_indices, row_index)] == self.groups[1][(*batch_indices, col_index)]
-        shared = self.shared[(*batch_indices, row_index)]
-        return entries + torch.where(same, shared, torch.zeros_like(shared))
+        rows = (rows.unsqueeze(-2) @ self.core[batch_indices].to(rows.dtype)).squeeze(-2)
+        one, two = (group.expand(*self.batch_shape, group.shape[-1]) for group in self.groups)
+        same = one[(*batch_indices, row_index)] == two[(*batch_indices, col_index)]
+        return (rows * columns).sum(-1) + self.shared[(*batch_indices, row_index)] * same
 
     @cached
     def to_dense(self) -> Tensor:
@@ -251,14 +212,9 @@ class LowRankCross(Indexed):
         return self.left @ self.core.to(self.left.dtype) @ self.right.mT + same * self.shared.unsqueeze(-1)
 
     def _mul_constant(self, other: float | Tensor) -> LinearOperator:
-        if not torch.is_tensor(other):
-            return self.__class__(self.left, self.core * other, self.right, self.shared * other, groups=self.groups)
-        core = self.core * other.to(self.core.dtype)[..., None, None]
-        shared = self.shared * other.unsqueeze(-1)
-        batch = core.shape[:-2]
-        left, right = (part.expand(*batch, *part.shape[-2:]) for part in (self.left, self.right))
-        groups = tuple(group.expand(*batch, group.shape[-1]) for group in self.groups)
-        return self.__class__(left, core, right, shared, groups=groups)  # type: ignore[arg-type]
+        scale = torch.as_tensor(other, dtype=self.core.dtype, device=self.core.device).unsqueeze(-1)
+        shared = self.shared * scale.to(self.shared)
+        return self._derived(self.left, self.core * scale.unsqueeze(-1), self.right, shared, self.groups)
 
 
 def as_cross(matrix: LowRankPlusDiagonal) -> LowRankCross:
@@ -267,4 +223,4 @@ def as_cross(matrix: LowRankPlusDiagonal) -> LowRankCross:
         group, shared = matrix.group, matrix._member
     else:
         group, shared = torch.arange(matrix.shape[-1], device=matrix.device).expand(matrix.shape[:-1]), matrix._full_diag()
-    return LowRankCross(matrix.factor, matrix.core, matrix.factor, shared, groups=(group, group))
+    return LowRankCross(matrix.factor, matrix.core, matrix.factor, shared, groups=(group, group), shards=matrix.shards)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from functools import partial
 from typing import Any
 
 import scipy.sparse.linalg
@@ -12,18 +13,15 @@ from linear_operator.operators import LinearOperator, RootLinearOperator
 from linear_operator.utils.memoize import cached
 from torch import Tensor
 
-from swing_gp.operators.broadcast import BroadcastLinearOperator
-from swing_gp.operators.indexing import Indexed
+from swing_gp.linalg.gram import white_noise
 from swing_gp.operators.noisy import TakesNoise
-from swing_gp.parallel.shards import refuse_shards
-
-__all__ = ["MatrixFreeLinearOperator", "submatrix", "to_scipy"]
+from swing_gp.operators.regimes import is_dense
 
 # Columns of a matrix-free operator that are formed together: memory O(N x this).
 COLUMNS = 256
 
 
-class MatrixFreeLinearOperator(TakesNoise, Indexed):
+class MatrixFreeLinearOperator(TakesNoise):
     """An operator without batch dimensions, given by its action on the columns of a matrix."""
 
     @abstractmethod
@@ -33,16 +31,8 @@ class MatrixFreeLinearOperator(TakesNoise, Indexed):
     def _matmul(self, rhs: Tensor) -> Tensor:
         if rhs.dim() == 1:
             return self._apply(rhs.unsqueeze(-1)).squeeze(-1)
-        if rhs.dim() == 2:
-            return self._apply(rhs)
         columns = rhs.movedim(-2, 0)  # (M, *batch, k): one product for the whole batch
-        return self._apply(columns.reshape(columns.shape[0], -1)).reshape(-1, *columns.shape[1:]).movedim(0, -2)
-
-    def _unsqueeze_batch(self, dim: int) -> LinearOperator:
-        return BroadcastLinearOperator(self, repeats=torch.Size((1,)))
-
-    def _expand_batch(self, batch_shape: torch.Size | list[int]) -> LinearOperator:
-        return BroadcastLinearOperator(self, repeats=torch.Size(batch_shape)) if len(batch_shape) else self
+        return self._apply(columns.flatten(1)).unflatten(1, columns.shape[1:]).movedim(0, -2)
 
     def _mul_constant(self, other: float | Tensor) -> LinearOperator:
         scale = torch.as_tensor(other, dtype=self.dtype, device=self.device)
@@ -59,7 +49,6 @@ class MatrixFreeLinearOperator(TakesNoise, Indexed):
         return submatrix(operator, row_index, col_index)
 
     def _columns(self, index: Tensor) -> Tensor:  # (n,) -> (N, n)
-        refuse_shards("A column")  # all processes would multiply unit vectors of their own at once
         unit = torch.zeros(self.shape[-1], len(index), dtype=self.dtype, device=self.device)
         unit[index, torch.arange(len(index), device=unit.device)] = 1
         return self._apply(unit)
@@ -79,13 +68,21 @@ class MatrixFreeLinearOperator(TakesNoise, Indexed):
         nodes = torch.arange(self.shape[-1], device=self.device)
         return self._get_indices(nodes, nodes)
 
-    def to_dense(self) -> Tensor:
-        refuse_shards("A dense matrix")
-        return super().to_dense()
+    # Samples, and a matrix close to this one
 
-    def zero_mean_mvn_samples(self, num_samples: int) -> Tensor:  # (S, N)
-        refuse_shards("A sample")
-        return super().zero_mean_mvn_samples(num_samples)
+    @property
+    def can_sample(self) -> bool:
+        return self.asymmetry is None
+
+    def samples(self, number: int, generator: torch.Generator | None = None) -> Tensor:  # (N, number)
+        """Samples as columns."""
+        self.check_symmetric()
+        root = self.root_decomposition().root
+        return root @ white_noise(self, root.shape[-1], number, generator=generator)
+
+    def landmark_approximation(self) -> Any:
+        """A matrix close to this one that has closed forms, if there is one."""
+        return None
 
 
 class Scaled(MatrixFreeLinearOperator):
@@ -121,8 +118,8 @@ class Scaled(MatrixFreeLinearOperator):
     def root_decomposition(self, method: str | None = None) -> LinearOperator:
         return RootLinearOperator(self.base.root_decomposition(method=method).root * self.scale.sqrt())
 
-    def zero_mean_mvn_samples(self, num_samples: int) -> Tensor:
-        return self.scale.sqrt() * self.base.zero_mean_mvn_samples(num_samples)
+    def samples(self, number: int, generator: torch.Generator | None = None) -> Tensor:
+        return self.scale.sqrt() * self.base.samples(number, generator)
 
     def precondition(self, noise: Tensor) -> Any:
         close = self.base.precondition(noise / self.scale) if float(self.scale) > 0 else None
@@ -144,16 +141,8 @@ class Submatrix(MatrixFreeLinearOperator):
         return torch.Size((len(self.nodes[0]), len(self.nodes[1])))
 
     @property
-    def dtype(self) -> torch.dtype:
-        return self.base.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.base.device
-
-    @property
     def _principal(self) -> bool:
-        return len(self.nodes[0]) == len(self.nodes[1]) and torch.equal(*self.nodes)
+        return torch.equal(*self.nodes)
 
     @property
     def asymmetry(self) -> str | None:
@@ -161,10 +150,10 @@ class Submatrix(MatrixFreeLinearOperator):
             return "these rows and columns are not those of the same nodes; take one index for both."
         return getattr(self.base, "asymmetry", None)
 
-    def zero_mean_mvn_samples(self, num_samples: int) -> Tensor:
-        if not self._principal or self.shape[-1] <= settings.max_cholesky_size.value():
-            return super().zero_mean_mvn_samples(num_samples)
-        return self.base.zero_mean_mvn_samples(num_samples)[..., self.nodes[0]]
+    def samples(self, number: int, generator: torch.Generator | None = None) -> Tensor:
+        if not self._principal or is_dense(self.shape[-1], settings.fast_computations.covar_root_decomposition):
+            return super().samples(number, generator)
+        return self.base.samples(number, generator)[self.nodes[0]]
 
     def _transpose_nonbatch(self) -> LinearOperator:
         return self.__class__(self.base._transpose_nonbatch(), nodes=self.nodes[::-1])
@@ -199,20 +188,10 @@ def to_scipy(operator: LinearOperator) -> scipy.sparse.linalg.LinearOperator:
     if operator.dim() != 2:
         raise ValueError(f"to_scipy takes an operator without batch dimensions, got shape {tuple(operator.shape)}.")
 
-    def product(linear_operator: LinearOperator) -> Any:
-        def run(rhs: Any) -> Any:
-            tensor = torch.as_tensor(rhs, dtype=operator.dtype, device=operator.device)
-            with torch.no_grad():
-                return linear_operator.matmul(tensor).cpu().numpy()
+    @torch.no_grad()
+    def product(matrix: LinearOperator, rhs: Any) -> Any:
+        return matrix.matmul(torch.as_tensor(rhs, dtype=operator.dtype, device=operator.device)).cpu().numpy()
 
-        return run
-
-    forward, backward = product(operator), product(operator.mT)
-    return scipy.sparse.linalg.LinearOperator(
-        shape=tuple(operator.shape),
-        dtype=torch.empty(0, dtype=operator.dtype).numpy().dtype,
-        matvec=forward,
-        rmatvec=backward,
-        matmat=forward,
-        rmatmat=backward,
-    )
+    forward, backward = partial(product, operator), partial(product, operator.mT)
+    dtype = torch.empty(0, dtype=operator.dtype).numpy().dtype
+    return scipy.sparse.linalg.LinearOperator(tuple(operator.shape), forward, backward, forward, dtype, backward)

@@ -3,23 +3,22 @@ r"""The posterior covariance of a matrix-free kernel, :math:`K_{**} - K_{*X} (K_
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
 
 import torch
-from linear_operator.operators import DiagLinearOperator, LinearOperator
+from linear_operator.operators import DiagLinearOperator, LinearOperator, RootLinearOperator, to_linear_operator
+from linear_operator.utils.memoize import cached
 from torch import Tensor
 
-from swing_gp.linalg.gram import frozen_signs
-from swing_gp.operators.kernel_block import KernelBlock
+from swing_gp.linalg.gram import white_noise
+from swing_gp.operators.batch import Stack
+from swing_gp.operators.estimated_diagonal import estimated_diagonal
+from swing_gp.operators.kernel_block import KernelBlock, KernelBlocks
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 from swing_gp.operators.matrix_free import COLUMNS, MatrixFreeLinearOperator
 from swing_gp.operators.noisy import NoisyKernelLinearOperator
-from swing_gp.operators.preconditioning import estimated_variances
+from swing_gp.operators.regimes import EXACT_VARIANCES
 
-__all__ = ["PosteriorCovariance"]
-
-# Variances at up to this many points are solved for one by one; above, they are estimated.
-EXACT_VARIANCES = 512
+# Products that an estimate of many variances takes.
 PROBES = 64
 
 
@@ -28,7 +27,8 @@ class PosteriorCovariance(MatrixFreeLinearOperator):
 
     Variances at many points are those of the landmark kernel's posterior, in closed form, plus an unbiased estimate of the
     difference or, where landmarks do not resolve the graph, mean squares of samples; :meth:`variance_standard_error` says how
-    good they are. Samples are pathwise (Wilson et al., 2020): a prior sample, corrected by one solve.
+    good they are. Samples are pathwise (Wilson et al., 2020): a prior sample, corrected by one solve. Where the prior has none,
+    and for noise that is given, they come from a dense root.
     """
 
     def __init__(self, test: KernelBlock, cross: KernelBlock, noisy: NoisyKernelLinearOperator) -> None:
@@ -37,14 +37,6 @@ class PosteriorCovariance(MatrixFreeLinearOperator):
 
     def _size(self) -> torch.Size:
         return self.test.shape
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.test.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.test.device
 
     def _transpose_nonbatch(self) -> LinearOperator:
         return self
@@ -65,51 +57,67 @@ class PosteriorCovariance(MatrixFreeLinearOperator):
         return self._solved() if self.shape[-1] <= EXACT_VARIANCES else self._estimated()
 
     def _solved(self) -> tuple[Tensor, Tensor]:
-        prior = self.test._diagonal()
-        parts = []
-        for start in range(0, self.shape[-1], COLUMNS):
-            index = torch.arange(start, min(start + COLUMNS, self.shape[-1]), device=self.device)
-            block = self.cross.mT._columns(index)
-            parts.append((block * self.noisy.solve(block)).sum(0))
-        variances = (prior - torch.cat(parts)).clamp_min(0)
+        inputs = torch.arange(self.shape[-1], device=self.device).split(COLUMNS)
+        blocks = (self.cross.mT._columns(index) for index in inputs)
+        known = torch.cat([(block * self.noisy.solve(block)).sum(0) for block in blocks])
+        variances = (self.test._diagonal() - known).clamp_min(0)
         return variances, torch.zeros_like(variances)
 
     def _estimated(self) -> tuple[Tensor, Tensor]:
-        signs = frozen_signs(self.shape[-1], PROBES, self.dtype, self.device)
-        close = self._landmark_posterior() if self.test.control.exists else None
-        drawn = self.test.has_root and self.noisy._linear_op.has_root
-        sample = (lambda number: self.zero_mean_mvn_samples(number).mT) if drawn else None
-        estimate, error = estimated_variances(signs, self._apply(signs), close, sample)
+        estimate, error = estimated_diagonal(self, self._landmark_posterior(), PROBES)
         # Even if all else were known, the identity part that a point has for itself is seen through noise only.
-        own = self.test.head[0] * self.test.outputscale
+        own = self.test.leading[0] * self.test.outputscale
         noise = self.noisy._diag_tensor._diagonal().min()
         return estimate.clamp_min(float(own * noise / (own + noise))), error
 
-    def _landmark_posterior(self) -> LowRankPlusDiagonal:
+    def _landmark_posterior(self) -> LowRankPlusDiagonal | None:
         """The posterior covariance of the landmark kernel with the same noise, ignoring what equal points share."""
         with torch.no_grad():
-            train = self.noisy._linear_op.close().add_diagonal(self.noisy._diag_tensor._diagonal())
-            test = self.test.close()
-            assert isinstance(train, LowRankPlusDiagonal)
-            posterior = torch.linalg.solve(train._capacitance(), train._symmetric_core())
-            return LowRankPlusDiagonal(test.factor, 0.5 * (posterior + posterior.mT), test.diag)
+            test, train = self.test.landmark_approximation(), self.noisy._linear_op.landmark_approximation()
+            if test is None or train is None:
+                return None
+            noisy = train.add_diagonal(self.noisy._diag_tensor._diagonal())
+            return LowRankPlusDiagonal(test.factor, noisy.woodbury().posterior_core(), test.diag)
 
-    def zero_mean_mvn_samples(self, num_samples: int) -> Tensor:  # (S, n)
-        joint = self.test.prior_samples(self.noisy._linear_op, num_samples)
+    @property
+    def can_sample(self) -> bool:
+        return self.test.can_sample and self.noisy._linear_op.can_sample
+
+    def samples(self, number: int, generator: torch.Generator | None = None) -> Tensor:  # (n, number)
+        if not self.can_sample:
+            return self.dense_root() @ white_noise(self, self.shape[-1], number, generator=generator)
+        joint = self.test.prior_samples(self.noisy._linear_op, number, generator)
         test, train = joint.split([self.shape[-1], self.noisy.shape[-1]])
-        noise = self.noisy._diag_tensor._diagonal().sqrt().unsqueeze(-1) * torch.randn_like(train)
-        return (test - self.cross @ self.noisy.solve(train + noise)).mT
+        return test - self.cross @ self.noisy.solve(train + self.noisy._noise_samples(number, generator))
+
+    @cached(name="root_decomposition")
+    def root_decomposition(self, method: str | None = None) -> LinearOperator:
+        return RootLinearOperator(self.dense_root()) if method is None else super().root_decomposition(method=method)
 
     def add_diagonal(self, diag: Tensor) -> LinearOperator:
-        return self + DiagLinearOperator(diag.expand(self.shape[-1]))
-
-    def __add__(self, other: Any) -> LinearOperator:
-        return NoisyPosteriorCovariance(self, other) if isinstance(other, DiagLinearOperator) else super().__add__(other)
+        return NoisyPosteriorCovariance(self, DiagLinearOperator(diag.expand(self.shape[-1])))
 
 
 class NoisyPosteriorCovariance(NoisyKernelLinearOperator):
     """The posterior covariance of noisy observations."""
 
-    def zero_mean_mvn_samples(self, num_samples: int) -> Tensor:
-        sample = self._linear_op.zero_mean_mvn_samples(num_samples)
-        return sample + self._diag_tensor._diagonal().sqrt() * torch.randn_like(sample)
+    def samples(self, number: int, generator: torch.Generator | None = None) -> Tensor:
+        return self._linear_op.samples(number, generator) + self._noise_samples(number, generator)
+
+
+def batched_covariance(test: KernelBlocks, cross: KernelBlocks, noisy: NoisyKernelLinearOperator) -> LinearOperator:
+    """The posterior covariances of a batch of lists of test inputs, with training inputs that all of it shares.
+
+    Up to 512 inputs a list they are dense, from solves for several lists at once.
+    """
+    size = test.shape[-1]
+    if size > EXACT_VARIANCES:
+        parts = zip(test.elements(), cross.elements(), strict=True)
+        return Stack(*(PosteriorCovariance(*part, noisy) for part in parts), batch=test.batch_shape)
+    known = []
+    for part in cross.parts(size, COLUMNS):
+        rows = part.dense_rows()  # (lists * size, n)
+        solved = noisy.solve(rows.mT).mT.unflatten(0, (-1, size))
+        known.append(rows.unflatten(0, (-1, size)) @ solved.mT)
+    covariance = test.to_dense() - torch.cat(known).reshape(test.shape)
+    return to_linear_operator(0.5 * (covariance + covariance.mT))

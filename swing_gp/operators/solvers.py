@@ -19,12 +19,10 @@ from linear_operator.operators import LinearOperator
 from torch import Tensor
 
 from swing_gp.linalg.conjugate_gradients import ConvergenceWarning, conjugate_gradients, largest_residual
+from swing_gp.linalg.reducer import LOCAL, Reducer
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 from swing_gp.operators.noisy import NoisyKernelLinearOperator
-from swing_gp.parallel.shards import everywhere
 from swing_gp.utils.validation import as_number, as_real
-
-__all__ = ["Solution", "solve"]
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,7 @@ class Solution:
     :ivar method: ``"woodbury"`` (closed form), ``"cg"``, or ``"pcg"`` (conjugate gradients, preconditioned by landmarks).
     :ivar iterations: products with the matrix that the method took; 0 in closed form.
     :ivar residuals: relative residuals, the largest over right-hand sides, after every iteration; the last is measured.
-    :ivar converged: whether the last is at most the tolerance.
+    :ivar converged: whether the last one, the measured residual, is at most the tolerance.
     """
 
     solution: Tensor
@@ -63,37 +61,47 @@ def solve(
         raise TypeError(f"rhs must be a torch.Tensor, got {type(rhs).__name__}.")
     if operator.dim() != 2 or operator.shape[0] != operator.shape[1]:
         raise ValueError(f"operator must be square and without batch dimensions, got shape {tuple(operator.shape)}.")
-    if not everywhere(rhs.dim() in (1, 2) and rhs.shape[0] == operator.shape[0]):
+    shards: Reducer = getattr(operator, "shards", LOCAL)
+    if not shards.all(rhs.dim() in (1, 2) and rhs.shape[0] == operator.shape[0]):
         raise ValueError(f"rhs must have {operator.shape[0]} rows, got shape {tuple(rhs.shape)}.")
     if rhs.dtype != operator.dtype:
         raise ValueError(f"rhs must be {operator.dtype} like the operator, got {rhs.dtype}; convert with rhs.to(K.dtype).")
     noise = as_real("noise", noise).to(dtype=operator.dtype, device=operator.device)
     if noise.shape not in ((), (1,), (operator.shape[0],)):
         raise ValueError(f"noise must be one number, or one per node ({operator.shape[0]}), got shape {tuple(noise.shape)}.")
-    if not everywhere(bool((torch.isfinite(noise) & (noise > 0)).all())):
+    if not shards.all(bool((torch.isfinite(noise) & (noise > 0)).all())):
         raise ValueError("noise must be positive and finite: without it the system may be singular.")
-    if not everywhere(bool(torch.isfinite(rhs).all())):
+    if not shards.all(bool(torch.isfinite(rhs).all())):
         raise ValueError("rhs must be finite: it contains NaN or infinity; leave out nodes without a value.")
     if not as_number("tol", tol) > 0:
         raise ValueError(f"tol must be positive, got {tol!r}.")
     noisy = operator.add_diagonal(noise.reshape(1) if noise.dim() == 0 else noise)
-    columns = rhs.unsqueeze(-1) if rhs.dim() == 1 else rhs
+    closed_form = noisy.solver() if isinstance(noisy, LowRankPlusDiagonal) else None
+    precondition = noisy._preconditioner()[0] if isinstance(noisy, NoisyKernelLinearOperator) else None
+    method = "woodbury" if closed_form else "pcg" if precondition else "cg"
+    # Until the *measured* residual meets the tolerance, or rounding keeps it from falling: methods go by residuals that drift
+    # from it.
+    action, columns = noisy._matmul, rhs.unsqueeze(-1) if rhs.dim() == 1 else rhs
+    x, left, measured = torch.zeros_like(columns), columns, 1.0
     history: list[float] = []
-    if isinstance(noisy, LowRankPlusDiagonal):
-        x, method = noisy.solve(columns), "woodbury"
-    else:
-        precondition = noisy._preconditioner()[0] if isinstance(noisy, NoisyKernelLinearOperator) else None
-        found = conjugate_gradients(noisy._matmul, columns, tol=tol, max_iterations=max_iterations, precondition=precondition)
-        x, history = found.solution, found.residuals
-        method = "cg" if precondition is None else "pcg"
-    iterations = len(history)
-    history.append(largest_residual(noisy._matmul(x) - columns, columns))
-    converged = history[-1] <= 2 * tol if method != "woodbury" else history[-1] <= max(tol, 1e-5)
+    while True:
+        if closed_form:
+            x = x + closed_form(left)
+        else:
+            steps = max_iterations - len(history)
+            found = conjugate_gradients(action, left, tol=tol / measured, max_iterations=steps, precondition=precondition)
+            history += [measured * residual for residual in found.residuals]
+            x = x + found.solution
+        left = columns - action(x)
+        before, measured = measured, largest_residual(left, columns, shards)
+        if measured <= tol or not measured < 0.5 * before or len(history) >= max_iterations:
+            break
+    converged = measured <= tol
     if not converged:
         warnings.warn(
-            f"The solve ({method}) reached a residual of {history[-1]:.2g} in {iterations} iterations, not {tol:g}. Raise "
+            f"The solve ({method}) reached a residual of {measured:.2g} in {len(history)} iterations, not {tol:g}. Raise "
             "max_iterations or the noise, use float64, or make the operator with a smaller tol: its error bounds the residual.",
             ConvergenceWarning,
             stacklevel=2,
         )
-    return Solution(x.reshape(rhs.shape), method, iterations, tuple(history), converged)
+    return Solution(x.reshape(rhs.shape), method, len(history), (*history, measured), converged)

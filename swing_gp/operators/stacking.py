@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from linear_operator.operators import CatLinearOperator, LinearOperator
+from linear_operator.operators import LinearOperator
 from torch import Tensor
 
+from swing_gp.operators.batch import Stack
 from swing_gp.operators.low_rank_covariance import LowRankCross, LowRankPlusGroups
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
-
-__all__ = ["stacked"]
 
 
 def stacked(parts: list[LinearOperator], batch: torch.Size) -> LinearOperator:
@@ -19,16 +18,12 @@ def stacked(parts: list[LinearOperator], batch: torch.Size) -> LinearOperator:
     kind = type(parts[0])
     if kind in (LowRankPlusDiagonal, LowRankPlusGroups, LowRankCross) and all(type(part) is kind for part in parts):
         tensors = [_padded(list(items)).unflatten(0, batch) for items in zip(*map(_tensors, parts), strict=True)]
-        groups: dict[str, Any] = {}
+        options = dict(parts[0]._kwargs)
         if kind is not LowRankPlusDiagonal:
             sides = zip(*(part._kwargs["groups"] for part in parts), strict=True)
-            groups["groups"] = tuple(torch.stack(side).unflatten(0, batch) for side in sides)
-        return kind(*tensors, **groups)
-    if len(batch) == 1:
-        return CatLinearOperator(*(part.unsqueeze(0) for part in parts), dim=0)
-    size = batch[1:].numel()
-    chunks = [parts[start : start + size] for start in range(0, len(parts), size)]
-    return CatLinearOperator(*(stacked(chunk, batch[1:]).unsqueeze(0) for chunk in chunks), dim=0)
+            options["groups"] = tuple(torch.stack(side).unflatten(0, batch) for side in sides)
+        return kind(*tensors, **options)
+    return Stack(*parts, batch=batch)
 
 
 def _tensors(part: Any) -> tuple[Tensor, ...]:
@@ -40,8 +35,5 @@ def _tensors(part: Any) -> tuple[Tensor, ...]:
 def _padded(items: list[Tensor]) -> Tensor:
     """Features and groups may differ in number between the elements of a batch: missing ones are zero."""
     sizes = [max(lengths) for lengths in zip(*(item.shape for item in items), strict=True)]
-    out = []
-    for item in items:
-        missing = [(0, size - own) for size, own in zip(sizes, item.shape, strict=True)]
-        out.append(torch.nn.functional.pad(item, [n for pair in reversed(missing) for n in pair]))
-    return torch.stack(out)
+    missing = [[n for size, own in zip(sizes, item.shape, strict=True) for n in (size - own, 0)][::-1] for item in items]
+    return torch.stack([torch.nn.functional.pad(item, widths) for item, widths in zip(items, missing, strict=True)])

@@ -9,18 +9,14 @@ from linear_operator.operators import LinearOperator
 from torch import Tensor
 
 from swing_gp.features.base import DenseFeatures, FeatureMap
-from swing_gp.linalg.gram import gram
-from swing_gp.operators.diagnostics import GraphOperator
+from swing_gp.linalg.gram import gram, white_noise
+from swing_gp.operators.kernel_block import MatrixFreeKernel
 from swing_gp.operators.low_rank_kernel import FeatureKernelLinearOperator
-from swing_gp.operators.matrix_free import MatrixFreeLinearOperator
 from swing_gp.operators.walks import WalkGroup, Walks, space_walks
-from swing_gp.parallel.shards import refuse_shards
-from swing_gp.series.families import Series
-
-__all__ = ["SwingLinearOperator", "swing_kernel"]
+from swing_gp.series.base import Series
 
 
-class SwingLinearOperator(GraphOperator, MatrixFreeLinearOperator):
+class SwingLinearOperator(MatrixFreeKernel):
     r"""Frozen walks as a matrix: :math:`\Phi` (one-sided) or :math:`\Phi \Phi^\top` (two-sided, symmetric PSD).
 
     Made by :func:`~swing_gp.operators.swing.swing_kernel`. Its tensors are the diagonal of :math:`\Phi` and, for dense
@@ -43,18 +39,14 @@ class SwingLinearOperator(GraphOperator, MatrixFreeLinearOperator):
         super().__init__(identity, *tensors, maps=maps, features=features, series=series, walks=walks, transposed=transposed)
         self.identity, self.walks, self.transposed = identity, walks, transposed
         self.features, self.series, self.graph = features, series, features.graph
-        self._factors = tensors if not maps else None
+        self._factors = None if maps else tensors
         self._groups = []
-        size = len(tensors) // len(maps) if maps else 0
-        for index, features_of_group in enumerate(maps):
+        size = len(tensors) // max(1, len(maps))
+        for index, own in enumerate(maps):
             positions, weights, column, *of_graph = tensors[index * size : (index + 1) * size]
-            graph = features_of_group.graph
-            if any(new is not old for new, old in zip(of_graph, graph.tensors(), strict=True)):
-                features_of_group = features_of_group.bind(graph.with_tensors(*of_graph))
-            self._groups.append(WalkGroup(features_of_group, positions, weights, column))
-
-    def _size(self) -> torch.Size:
-        return torch.Size((self.graph.num_nodes, self.graph.num_nodes))
+            if any(new is not old for new, old in zip(of_graph, own.graph.tensors(), strict=True)):
+                own = own.bind(own.graph.with_tensors(*of_graph))
+            self._groups.append(WalkGroup(own, positions, weights, column))
 
     @property
     def asymmetry(self) -> str | None:
@@ -82,10 +74,10 @@ class SwingLinearOperator(GraphOperator, MatrixFreeLinearOperator):
             return self._signature(rhs, adjoint=self.transposed)
         return self._signature(self._signature(rhs, adjoint=True), adjoint=False)
 
-    def zero_mean_mvn_samples(self, num_samples: int) -> Tensor:  # (S, N)
+    def samples(self, number: int, generator: torch.Generator | None = None) -> Tensor:  # (N, number)
         self.check_symmetric()
-        white = torch.randn(self.shape[-1], num_samples, dtype=self.dtype, device=self.device)
-        return self._signature(white, adjoint=False).mT  # Phi is a root; Lanczos would find a part of one
+        # Phi is a root; Lanczos would find a part of one.
+        return self._signature(white_noise(self, self.shape[-1], number, generator=generator), adjoint=False)
 
 
 def swing_kernel(
@@ -99,22 +91,15 @@ def swing_kernel(
 
     and everything a GP needs has a closed form.
     """
-    refuse_shards("Walks", "use the collapsed kernel (walks=None), which is their expectation")
     graph = features.graph
-    if walks.sides == 2 and graph.normalization == "random_walk":
-        raise ValueError(
-            "normalization='random_walk' gives a matrix that is not symmetric, so a two-sided kernel does not exist; use "
-            "Walks(sides=1), or normalization='symmetric'."
-        )
+    graph.shards.refuse("A kernel by walks", "use the collapsed kernel (walks=None), which is their expectation")
+    if walks.sides == 2:
+        graph.check_symmetric("Walks(sides=2)")
     frozen = space_walks(features, series, walks, generator=generator, tol=tol)
     origin: dict[str, Any] = {"features": features, "series": series}
     if walks.groups > 1 or not isinstance(features, DenseFeatures):
         maps = tuple(group.features for group in frozen.groups)
-        tensors = [
-            tensor
-            for group in frozen.groups
-            for tensor in (group.positions, group.weights, group.column, *group.features.graph.tensors())
-        ]
+        tensors = [tensor for group in frozen.groups for tensor in group.tensors()]
         return SwingLinearOperator(frozen.identity, *tensors, maps=maps, walks=walks, **origin)
     left, right = frozen.groups[0].factors()
     if walks.sides == 1:

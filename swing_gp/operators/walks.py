@@ -18,17 +18,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from swing_gp.features.base import DenseFeatures, FeatureMap
 from swing_gp.graphs.edges import EdgeFunction
-from swing_gp.graphs.implicit import chunk_entries
-from swing_gp.series.families import Series
+from swing_gp.linalg.chunks import chunk_entries
+from swing_gp.series.base import Series
 from swing_gp.utils.validation import check_choice, check_count, check_interval
-
-__all__ = ["SpaceWalks", "WalkGroup", "Walks", "space_walks"]
 
 # Walkers whose features are evaluated together.
 WALKERS = 2**16
@@ -88,6 +88,10 @@ class WalkGroup:
     weights: Tensor  # (S, N)
     column: Tensor  # (N,)
 
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Every tensor that gradients flow to."""
+        return self.positions, self.weights, self.column, *self.features.graph.tensors()
+
     def apply(self, values: Tensor) -> Tensor:  # (N, k) -> (N, k)
         coefficients = self.features.project(self.column.unsqueeze(-1) * values)
         total = torch.zeros_like(values)
@@ -112,10 +116,18 @@ class WalkGroup:
                 left = torch.addcmul(left, weight.unsqueeze(-1), features)
         return left, self.column.unsqueeze(-1) * self.features.node_features
 
-    def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        step = max(1, WALKERS // self.positions.shape[1])
-        for start in range(0, len(self.positions), step):
-            yield self.positions[start : start + step].flatten(0, 1), self.weights[start : start + step]
+    @cached_property
+    def _prepared(self) -> list[Any] | None:
+        """What a few batches share between products; of many it would take too much memory."""
+        positions = self._split(self.positions)
+        return [self.features.prepare(x.flatten(0, 1)) for x in positions] if len(positions) <= 4 else None
+
+    def _split(self, values: Tensor) -> tuple[Tensor, ...]:
+        return values.split(max(1, WALKERS // self.positions.shape[1]))
+
+    def _batches(self) -> Iterator[tuple[Any, Tensor]]:
+        positions = self._prepared or (x.flatten(0, 1) for x in self._split(self.positions))
+        return zip(positions, self._split(self.weights), strict=True)
 
 
 @dataclass(frozen=True)
@@ -141,48 +153,40 @@ def space_walks(features: FeatureMap, series: Series, walks: Walks, *, generator
     if walks.halting is not None:
         coefficients = coefficients / (1 - walks.halting) ** torch.arange(number).to(coefficients)
 
-    groups, loops = [], []
+    groups, identity = [], coefficients[:1]
     for index in range(walks.groups):
-        share = lengths[index :: walks.groups]
         if index > 0:
             features = features.redraw(graph.edge, generator)
             log_degree = _log_degree(features)
-        group, loop = _walk_group(features, log_degree, coefficients, share, walks, generator)
+        group, loop = _walk_group(features, log_degree, coefficients, lengths[index :: walks.groups], walks, generator)
         groups.append(group)
-        loops.append(loop)
-    identity = coefficients[:1]
-    if loops[0] is not None:
-        identity = identity + torch.stack(loops).sum(0)  # type: ignore[arg-type]
+        identity = identity if loop is None else identity + loop
     return SpaceWalks(identity, tuple(groups))
 
 
 def _lengths(series: Series, walks: Walks, generator: torch.Generator, tol: float, bound: float) -> list[int]:
     """The number of steps of every walk."""
-    degree = series.degree if walks.sides == 1 else series.modulation_degree
     if walks.halting is None:
         return [series.horizon(tol, bound=bound, sides=walks.sides) - 1] * walks.number
     series.check_walks(bound, sides=walks.sides)
     uniform = torch.rand(walks.number, dtype=torch.float64, generator=generator, device=generator.device)
     # Failures counted from zero, so that step t is taken with probability (1 - p)^t.
     steps = (uniform.log() / math.log1p(-walks.halting)).floor().to(torch.long).tolist()
+    degree = series.degree if walks.sides == 1 else series.modulation_degree
     return [step if degree is None else min(step, degree) for step in steps]
 
 
 def _walk_group(
-    features: FeatureMap,
-    log_degree: Tensor,
-    coefficients: Tensor,
-    lengths: list[int],
-    walks: Walks,
-    generator: torch.Generator,
+    features: FeatureMap, log_degree: Tensor, coefficients: Tensor, lengths: list[int], walks: Walks, generator: torch.Generator
 ) -> tuple[WalkGroup, Tensor | None]:
     graph = features.graph
-    raw = graph.normalization is None
-    tempered = graph.edge.tempered(walks.temperature)
-    moves = features.redraw(tempered, generator)
-    deposits, record = features, _Record(graph.points, log_degree, coefficients)
-    loop = None
-    if walks.deposit == "spread":
+    raw, spread = graph.normalization is None, walks.deposit == "spread"
+    moves = features.redraw(graph.edge.tempered(walks.temperature), generator)
+    # Every step deposits; walks that look ahead share the deposit of the first.
+    number = sum(lengths) if spread else 1 + sum(max(0, length - 1) for length in lengths)
+    record = _Record(number, graph.points, log_degree, coefficients)
+    deposits, loop = features, None
+    if spread:
         deposits = features.redraw(walks.spread_edge or graph.edge, generator)
     else:
         # All walks start at the nodes, so their first deposits are one.
@@ -202,27 +206,22 @@ def _walk_group(
         for step in range(1, batch[0] + 1):
             alive = sum(length >= step for length in batch)
             x, log_load, here = x[:alive], log_load[:alive], here[:alive]
-            if walks.deposit == "lookahead" and step > 1:
-                # (P v)(x) at the walker: the walk that would step from here, averaged over its step.
+            if step > 1 and (raw or not spread):
                 here = _log_degree(features, x.flatten(0, 1)).view_as(log_load)
+            if step > 1 and not spread:
+                # (P v)(x) at the walker: the walk that would step from here, averaged over its step.
                 record.add(x, coefficients[step] / walks.number * (log_load if raw else -here).exp())
-            if walks.deposit == "lookahead" and step == batch[0]:
+            if step == batch[0] and not spread:
                 break
-            if raw:
-                if walks.deposit == "spread" and step > 1:
-                    here = _log_degree(features, x.flatten(0, 1)).view_as(log_load)
-                log_load = log_load + here
+            log_load = log_load + here if raw else log_load
             x = moves.average(x, _log_noise(walks, log_load.shape, generator).to(x))
-            if walks.deposit == "spread":
+            if spread:
                 reach = deposits.log_degree(x.flatten(0, 1)).view_as(log_load)
                 record.add(x, coefficients[step] / walks.number * (log_load - reach).exp())
 
-    column = torch.ones_like(log_degree)
-    row = column
-    if graph.normalization == "symmetric":
-        column, row = (-0.5 * log_degree).exp(), (0.5 * log_degree).exp()
+    column = (-0.5 * log_degree).exp() if graph.normalization == "symmetric" else torch.ones_like(log_degree)
     positions, weights = record.stacked()
-    frozen = weights * row
+    frozen = weights / column
     if not bool(torch.isfinite(frozen.detach()).all()):
         raise ValueError(
             "A deposit cannot be normalised: a walker ended where the spread_edge reaches no node, or the loads of raw weights "
@@ -232,38 +231,31 @@ def _walk_group(
 
 
 class _Record:
-    """Positions and weights as they are walked.
+    """A given number of positions and weights as they are walked.
 
-    Without gradients they go into buffers that double in size: small tensors kept between the large ones that come and go
-    leave holes in the heap that no later block fits, and memory would grow with every step.
+    Without gradients they go into buffers: small tensors kept between the large ones that come and go leave holes in the heap
+    that no later block fits, and memory would grow with every step.
     """
 
-    def __init__(self, points: Tensor, log_degree: Tensor, coefficients: Tensor) -> None:
+    def __init__(self, number: int, points: Tensor, log_degree: Tensor, coefficients: Tensor) -> None:
         self._differentiable = any(tensor.requires_grad for tensor in (points, log_degree, coefficients))
         self._parts: list[tuple[Tensor, Tensor]] = []
-        self._buffers = (points.new_empty(64, *points.shape), log_degree.new_empty(64, *log_degree.shape))
-        self._used = 0
+        self._used, size = 0, 1 if self._differentiable else max(1, number)  # one of weight zero where every walk halts at once
+        self._positions, self._weights = points.new_zeros(size, *points.shape), log_degree.new_zeros(size, *log_degree.shape)
 
     def add(self, positions: Tensor, weights: Tensor) -> None:  # (B, N, d), (B, N)
         if self._differentiable:
             self._parts.append((positions, weights))
             return
         end = self._used + len(positions)
-        while end > len(self._buffers[0]):
-            positions_buffer, weights_buffer = (torch.cat([buffer, torch.empty_like(buffer)]) for buffer in self._buffers)
-            self._buffers = (positions_buffer, weights_buffer)
-        for buffer, values in zip(self._buffers, (positions, weights), strict=True):
-            buffer[self._used : end] = values
+        self._positions[self._used : end], self._weights[self._used : end] = positions, weights
         self._used = end
 
     def stacked(self) -> tuple[Tensor, Tensor]:  # (S, N, d), (S, N)
-        if self._differentiable and self._parts:
-            positions, weights = zip(*self._parts, strict=True)
-            return torch.cat(positions), torch.cat(weights)
-        if not self._used:  # every walk halted at once
-            self._buffers[0][0], self._buffers[1][0] = 0, 0
-            return self._buffers[0][:1].clone(), self._buffers[1][:1].clone()
-        return self._buffers[0][: self._used].clone(), self._buffers[1][: self._used].clone()
+        if not self._parts:
+            return self._positions, self._weights
+        positions, weights = zip(*self._parts, strict=True)
+        return torch.cat(positions), torch.cat(weights)
 
 
 def _log_degree(features: FeatureMap, x: Tensor | None = None) -> Tensor:
@@ -276,5 +268,4 @@ def _log_noise(walks: Walks, shape: torch.Size, generator: torch.Generator) -> T
     """Logarithms of the noise a, up to a shift that cancels in the move."""
     uniform = torch.rand(shape, dtype=torch.float64, generator=generator, device=generator.device)
     gumbel = -(-uniform.clamp_min(torch.finfo(torch.float64).tiny).log()).log()
-    scale = 1.0 if walks.noise == "gumbel" else 0.5
-    return gumbel * (scale / walks.temperature)
+    return gumbel * ((1.0 if walks.noise == "gumbel" else 0.5) / walks.temperature)

@@ -1,22 +1,16 @@
-r"""Graphs beyond one process: points sharded over a ``torch.distributed`` group.
-
-Every process loads its own rows and runs the same program inside :func:`sharded`; graphs, operators, kernels and
-:class:`~swing_gp.StreamedGP` are used as ever. What travels between processes are sums over nodes: coefficients, k x k
-matrices, inner products. Nothing of size N does.
+"""Files of shards: every process loads its own rows, and writes its own part of the results.
 
 .. code-block:: python
 
     import torch, torch.distributed as dist
     from swing_gp import Diffusion, Gaussian, ImplicitGraph, StreamedKernel, StreamedLandmarks
-    from swing_gp.parallel.files import load_shard, save_part, sharded
+    from swing_gp.parallel import Shards, load_shard, save_part
 
     dist.init_process_group("gloo")  # torchrun --nproc-per-node 4 product.py
     points, values = load_shard("points.npy"), load_shard("values.npy")
-    with sharded():
-        graph = ImplicitGraph(points, Gaussian(0.1))
-        features = StreamedLandmarks(graph, 256, generator=torch.Generator().manual_seed(0))
-        result = StreamedKernel(features, Diffusion(5.0)).product(values)
-    save_part("out", "result", result)
+    graph = ImplicitGraph(points, Gaussian(0.1), shards=Shards())
+    features = StreamedLandmarks(graph, 256, generator=torch.Generator().manual_seed(0))
+    save_part("out", "result", StreamedKernel(features, Diffusion(5.0)).product(values))
 """
 
 from __future__ import annotations
@@ -30,10 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from swing_gp.parallel.shards import ShardError, Shards, average_gradients, local_gradients, sharded
 from swing_gp.utils.files import whole_file
-
-__all__ = ["ShardError", "Shards", "average_gradients", "load_shard", "local_gradients", "save_part", "sharded"]
 
 
 def load_shard(path: str | os.PathLike, rank: int | None = None, world: int | None = None) -> Tensor:
@@ -66,13 +57,13 @@ def load_shard(path: str | os.PathLike, rank: int | None = None, world: int | No
 
 def _parts(folder: Path) -> list[Path]:
     """The files of a folder in order, without those that a process left half-written when it was killed."""
-    files = sorted((file for file in folder.glob("*.npy") if not file.name.startswith(".")), key=_by_numbers)
+    files = [file for file in folder.glob("*.npy") if not file.name.startswith(".")]
+    files.sort(key=lambda file: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", file.name)])
     if not files:
         raise ValueError(f"{folder} must hold .npy files, one row a node; there are none.")
     for world in {int(match[1]) for file in files if (match := re.fullmatch(r"\d+-of-(\d+)\.npy", file.name))}:
         wanted = [part_path(folder, "", rank, world) for rank in range(world)]
-        missing = [part.name for part in wanted if not part.exists()]
-        if missing:
+        if missing := [part.name for part in wanted if not part.exists()]:
             raise ValueError(f"{folder} lacks {', '.join(missing)}: the run that wrote it did not end; run it again.")
     return files
 
@@ -84,16 +75,12 @@ def part_path(folder: str | os.PathLike, name: str, rank: int | None = None, wor
     return Path(folder) / name / f"{rank:05d}-of-{world:05d}.npy"
 
 
-def _by_numbers(path: Path) -> list:
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path.name)]
-
-
 def _mapped(path: Path) -> np.ndarray:
     try:
         array = np.load(path, mmap_mode="c", allow_pickle=False)  # copy on write: torch wants memory it could write to
     except FileNotFoundError as error:
         raise ValueError(f"{path} does not exist.") from error
-    except (OSError, ValueError) as error:
+    except Exception as error:  # of a damaged header NumPy raises whatever Python's parser does
         raise ValueError(f"{path} must be a .npy file of numbers, or a folder of them; write one with numpy.save.") from error
     if not isinstance(array, np.ndarray) or array.ndim == 0 or array.dtype.kind not in "fiub":
         raise ValueError(f"{path} must be a .npy file with one row a node.")

@@ -8,8 +8,8 @@ observations y than sums over them. With :math:`L = s D + \sigma^2` and :math:`C
 .. math:: -2 \log p(y) = q - b^\top (I + C' A)^{-1} C' b + \ell + \log|I + C' A| + n \log 2\pi .
 
 Rows of F are made a chunk at a time, in the backward pass once more. Memory is O(N) for what a node brings along (its point,
-its target), plus one chunk. Inside :func:`~swing_gp.parallel.files.sharded` the sums run over all processes: what travels between
-them is k x k, whatever N is.
+its target), plus one chunk. On a graph with :class:`~swing_gp.parallel.Shards` the sums run over all processes: what travels
+between them is k x k, whatever N is.
 """
 
 from __future__ import annotations
@@ -25,15 +25,14 @@ from gpytorch.likelihoods import GaussianLikelihood
 from torch import Tensor
 
 from swing_gp.gp.graph_kernel import GraphKernel
-from swing_gp.gp.structure import ROOM
-from swing_gp.graphs.inputs import NodeTable
+from swing_gp.gp.training import minimize
+from swing_gp.graphs.implicit import ImplicitGraph
+from swing_gp.graphs.inputs import locate
+from swing_gp.linalg.reducer import Reducer
+from swing_gp.linalg.woodbury import Woodbury
 from swing_gp.operators.low_rank_kernel import bounded_rows, kernel_core, kernel_rows
-from swing_gp.parallel.shards import average_gradients, check_place, count, everywhere, largest_of, total
-from swing_gp.parallel.streamed_landmarks import StreamedLandmarks, streamed_sum
-from swing_gp.series.families import Series
-from swing_gp.utils.progress import progress_bar
-
-__all__ = ["StreamedGP", "StreamedKernel"]
+from swing_gp.parallel.streamed_landmarks import StreamedLandmarks
+from swing_gp.series.base import Series
 
 
 class StreamedKernel:
@@ -51,8 +50,7 @@ class StreamedKernel:
     """
 
     def __init__(self, features: StreamedLandmarks, series: Series) -> None:
-        if features.graph.normalization == "random_walk":
-            raise ValueError("normalization='random_walk' gives no symmetric matrix, so no closed form; use 'symmetric'.")
+        features.graph.check_symmetric("StreamedKernel")
         self.features, self.series, self.points = features, series, features.graph.points
         # Degrees are at least that of a lone node, so no self-loop exceeds the spectrum.
         self.core = kernel_core(features, series, 0.0)  # (k, k), float64
@@ -60,8 +58,10 @@ class StreamedKernel:
     def rows(self, x: Tensor, *, nodes: bool) -> tuple[Tensor, Tensor]:  # (n, d) -> (n, k), (n,)
         """Rows of F and entries of D at points, which are nodes or off the graph."""
         features = self.features.features(x)
-        normalized = self.features.graph.normalization is not None
-        log_degree = self.features.node_degrees(features).log() if normalized else None
+        log_degree = None
+        if self.features.graph.normalization is not None:
+            degree = self.features.node_degrees(features) if nodes else self.features.degrees(features).clamp_min(1)
+            log_degree = degree.log()
         is_node = torch.full((len(x),), nodes, dtype=torch.bool, device=x.device)
         factor, diag = kernel_rows(self.features, self.series, features, log_degree, is_node)
         if self.series.steep and not nodes:
@@ -72,21 +72,13 @@ class StreamedKernel:
     def largest(self) -> float:
         """The largest variance that a node has through its features."""
         with torch.no_grad():
-            variances = []
-            for rows in self.features.chunks(len(self.points)):
-                factor, _ = self.rows(self.points[rows], nodes=True)
-                variances.append((factor.double() @ self.core * factor).sum(-1))
-            return largest_of(torch.cat(variances))
+            factors = (self.rows(self.points[rows], nodes=True)[0] for rows in self.features.chunks(len(self.points)))
+            variances = [(factor.double() @ self.core * factor).sum(-1) for factor in factors]
+        return self.features.graph.shards.max(torch.cat(variances))
 
-    @torch.no_grad()
     def residual(self) -> float:
-        """The mean of what the landmarks leave out of the diagonal of W: near zero where they resolve the weights, near one
-        where they see next to nothing."""
-
-        def part(rows: slice) -> Tensor:
-            return self.features.residual(self.features.features(self.points[rows])).sum()
-
-        return float(total(streamed_sum(self.features, part), "residual")) / count(len(self.points))
+        """The mean of what the landmarks leave out: :attr:`~swing_gp.LandmarkFeatures.mean_residual`."""
+        return self.features.mean_residual
 
     def mean_variance(self) -> Tensor:  # scalar
         """The mean of the diagonal of K."""
@@ -95,23 +87,20 @@ class StreamedKernel:
             factor, diag = self.rows(self.points[rows], nodes=True)
             return diag.sum() + (factor @ self.core.to(factor) * factor).sum()
 
-        return total(streamed_sum(self.features, part), "mean variance") / count(len(self.points))
+        return self.features.sum_over_nodes(part, "mean variance") / self.features.graph.shards.count(len(self.points))
 
     @torch.no_grad()
     def product(self, values: Tensor) -> Tensor:  # (N, c) -> (N, c)
         """K v."""
-        check_place(self.features.graph.made_at, "A kernel")
-        if not everywhere(values.dim() == 2 and len(values) == len(self.points) and values.dtype == self.points.dtype):
-            raise ValueError(
-                f"values must be a matrix of {len(self.points)} rows of {self.points.dtype}, one a node, got "
-                f"{tuple(values.shape)} of {values.dtype}."
-            )
+        number, dtype = len(self.points), self.points.dtype
+        if not self.features.graph.shards.all(values.dim() == 2 and len(values) == number and values.dtype == dtype):
+            got = f"{tuple(values.shape)} of {values.dtype}"
+            raise ValueError(f"values must be a matrix of {number} rows of {dtype}, one a node, got {got}.")
 
         def part(rows: slice) -> Tensor:
             return self.rows(self.points[rows], nodes=True)[0].mT @ values[rows]
 
-        coefficients = total(streamed_sum(self.features, part), "product")
-        coefficients = (self.core @ coefficients).to(values.dtype)
+        coefficients = (self.core @ self.features.sum_over_nodes(part, "product")).to(values.dtype)
         result = torch.empty_like(values)
         for rows in self.features.chunks(len(values)):
             factor, diag = self.rows(self.points[rows], nodes=True)
@@ -120,7 +109,7 @@ class StreamedKernel:
 
 
 class _Posterior(NamedTuple):
-    """What predictions need: the kernel and its scale, M and m of :mod:`swing_gp.gp.prediction`, and the observations."""
+    """What predictions need: the kernel and its scale, M and m of :mod:`swing_gp.gp.posterior`, and the observations."""
 
     kernel: StreamedKernel
     scale: Tensor
@@ -158,53 +147,70 @@ class StreamedGP(torch.nn.Module):
         graph_kernel = kernel.base_kernel if isinstance(kernel, ScaleKernel) else kernel
         if not isinstance(graph_kernel, GraphKernel) or graph_kernel.batch_shape:
             raise TypeError(f"kernel must be a graph kernel without a batch, or a ScaleKernel of one, got {kernel!r}.")
-        recipe = graph_kernel.recipe
-        if recipe.features != "landmarks" or recipe.walks is not None:
-            raise ValueError(
-                "kernel must have features='landmarks' and no walks: other features have no closed form to stream."
-            )
+        request = graph_kernel.request
+        if request.features != "landmarks" or request.walks is not None:
+            raise ValueError("kernel must have features='landmarks' and no walks: nothing else has a closed form to stream.")
         if likelihood is not None and not isinstance(likelihood, GaussianLikelihood):
             raise TypeError(f"likelihood must be a GaussianLikelihood, one noise for all, got {type(likelihood).__name__}.")
         self.kernel, self.graph_kernel = kernel, graph_kernel
         self.likelihood = GaussianLikelihood().to(graph_kernel.nodes.points) if likelihood is None else likelihood
-        self._landmarks: tuple[Tensor, Tensor] | None = None  # with the lengthscale that they were chosen at
+        self._features: StreamedLandmarks | None = None
+        self._restored: Tensor | None = None  # the lengthscale that the landmarks of a state_dict were chosen for
         self._posterior: _Posterior | None = None
 
     @property
     def points(self) -> Tensor:
         return self.graph_kernel.nodes.points
 
+    @property
+    def shards(self) -> Reducer:
+        return self.graph_kernel.graph().shards
+
     def streamed_kernel(self) -> tuple[StreamedKernel, Tensor]:
         """The kernel at the current hyper-parameters, and the factor s in front of it."""
         graph = self.graph_kernel.graph()
-        lengthscale = graph.edge.lengthscale.detach()
-        if self._landmarks is None or float((lengthscale / self._landmarks[1]).log().abs().max()) > math.log(ROOM) + 1e-6:
-            generator = torch.Generator().manual_seed(self.graph_kernel.recipe.seed)
-            number = self.graph_kernel.recipe.num_features or 512
-            fixed = graph.with_edge(graph.edge.with_parameters(*(p.detach() for p in graph.edge.parameters())))
-            self._landmarks = StreamedLandmarks(fixed, number, generator=generator).landmarks, lengthscale.clone()
-        features = StreamedLandmarks(graph, landmarks=self._landmarks[0])
-        streamed = StreamedKernel(features, self.graph_kernel.series())
+        if self._features is None or not self._features.valid_for(graph.edge):
+            lengthscale = graph.edge.lengthscale.detach() if self._restored is None else self._restored
+            self._features = self._choose(graph.with_tensors(self.points.detach(), lengthscale))
+            self._restored = None
+            if not self._features.valid_for(graph.edge):  # restored, and trained on since
+                return self.streamed_kernel()
+        streamed = StreamedKernel(self._features.bind(graph), self.graph_kernel.series())
         scale = self.kernel.outputscale if isinstance(self.kernel, ScaleKernel) else self.points.new_ones(())
         if self.graph_kernel.normalize:
             scale = scale / streamed.mean_variance()
         return streamed, scale
 
-    def _check(self, y: Tensor, observed: Tensor | None) -> Tensor:
-        number = len(self.points)
-        if not everywhere(torch.is_tensor(y) and y.shape == (number,) and y.dtype == self.points.dtype):
+    def _choose(self, graph: ImplicitGraph) -> StreamedLandmarks:
+        request = self.graph_kernel.request
+        return StreamedLandmarks(graph, request.num_features or 512, generator=torch.Generator().manual_seed(request.seed))
+
+    def get_extra_state(self) -> Tensor:  # (), (d,), or (0,) where there are no landmarks yet
+        """The lengthscale that the landmarks were chosen for: with the seed it gives them again."""
+        if self._features is not None:
+            return self._features.graph.edge.lengthscale
+        return self.points.new_empty(0) if self._restored is None else self._restored
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self._features = self._posterior = None
+        self._restored = state.to(self.points) if state.numel() else None
+
+    def _checked(self, y: Tensor, observed: Tensor | None) -> tuple[Tensor, int]:  # (N,), n
+        """Which nodes are observed, and how many of all processes."""
+        number, shards = len(self.points), self.shards
+        if not shards.all(torch.is_tensor(y) and y.shape == (number,) and y.dtype == self.points.dtype):
             raise ValueError(f"y must be a vector of {number} targets of {self.points.dtype}, one a node.")
         observed = torch.ones(number, dtype=torch.bool, device=self.points.device) if observed is None else observed
-        if not everywhere(observed.shape == (number,) and observed.dtype == torch.bool):
+        if not shards.all(observed.shape == (number,) and observed.dtype == torch.bool):
             raise ValueError(f"observed must be a mask of {number} booleans, one a node.")
-        if not everywhere(bool(torch.isfinite(y[observed]).all())):
+        if not shards.all(bool(torch.isfinite(y[observed]).all())):
             raise ValueError("y must be finite where observed: it contains NaN or infinity; mark those nodes as not observed.")
-        if count(int(observed.sum())) == 0:
+        if (total := shards.count(int(observed.sum()))) == 0:
             raise ValueError("observed must have at least one node.")
-        return observed
+        return observed, total
 
     def _statistics(self, streamed: StreamedKernel, scale: Tensor, y: Tensor, observed: Tensor) -> tuple[Tensor, ...]:
-        """A, b, q, log|L| and n."""
+        """A, b, q and log|L|."""
         size, noise = streamed.features.num_features, self.likelihood.noise
 
         def part(rows: slice) -> Tensor:
@@ -212,14 +218,11 @@ class StreamedGP(torch.nn.Module):
             factor, diag = streamed.rows(streamed.points[rows][some], nodes=True)
             targets, variance = y[rows][some], scale * diag + noise
             weighted = factor / variance.unsqueeze(-1)
-            sums = [targets.square().double() @ (1 / variance).double(), variance.double().log().sum()]
-            number = torch.tensor(len(targets), dtype=torch.float64, device=targets.device)
-            return torch.cat(
-                [(weighted.mT @ factor).double().flatten(), (weighted.mT @ targets).double(), torch.stack([*sums, number])]
-            )
+            sums = torch.stack([targets.square().double() @ (1 / variance).double(), variance.double().log().sum()])
+            return torch.cat([(weighted.mT @ factor).double().flatten(), (weighted.mT @ targets).double(), sums])
 
-        sums = total(streamed_sum(streamed.features, part), "statistics of the targets")
-        inner, projected, rest = sums.split([size * size, size, 3])
+        sums = streamed.features.sum_over_nodes(part, "statistics of the targets")
+        inner, projected, rest = sums.split([size * size, size, 2])
         inner = inner.reshape(size, size)
         return 0.5 * (inner + inner.mT), projected, *rest
 
@@ -230,15 +233,13 @@ class StreamedGP(torch.nn.Module):
         :param y: targets of the nodes, (N,); those of nodes that are not observed do not matter.
         :param observed: which nodes are, (N,); all if None.
         """
-        observed = self._check(y, observed)
-        average_gradients(*self.parameters())
+        observed, number = self._checked(y, observed)
+        self.shards.average_gradients(*self.parameters())
         streamed, scale = self.streamed_kernel()
-        inner, projected, square, logdet, number = self._statistics(streamed, scale, y, observed)
-        core = scale.double() * streamed.core
-        factors = torch.linalg.lu_factor(torch.eye(len(core), dtype=core.dtype, device=core.device) + core @ inner)
-        explained = projected @ torch.linalg.lu_solve(*factors, (core @ projected).unsqueeze(-1)).squeeze(-1)
-        logdet = logdet + factors[0].diagonal().abs().log().sum()
-        value = -0.5 * (square - explained + logdet + number * math.log(2 * math.pi))
+        inner, projected, square, logdet = self._statistics(streamed, scale, y, observed)
+        woodbury = Woodbury(scale.double() * streamed.core, inner)
+        explained = projected @ woodbury.solve(projected.unsqueeze(-1)).squeeze(-1)
+        value = -0.5 * (square - explained + logdet + woodbury.logdet() + number * math.log(2 * math.pi))
         for module in (self.kernel, self.likelihood):
             for _, owner, prior, closure, _ in module.named_priors():
                 value = value + prior.log_prob(closure(owner)).sum()
@@ -248,29 +249,20 @@ class StreamedGP(torch.nn.Module):
         self, y: Tensor, observed: Tensor | None = None, *, steps: int = 50, lr: float = 0.1, progress: bool = False
     ) -> list[float]:
         """Train the hyper-parameters by steps of Adam, condition on the targets, and return the losses."""
-        optimizer = torch.optim.Adam([p for p in self.parameters() if p.requires_grad], lr=lr)
-        losses = []
-        for _ in progress_bar(range(steps), "fit") if progress else range(steps):
-            optimizer.zero_grad()
-            loss = -self.marginal_log_likelihood(y, observed)
-            loss.backward()
-            optimizer.step()
-            losses.append(float(loss.detach()))
+        losses = minimize(lambda: -self.marginal_log_likelihood(y, observed), self, steps=steps, lr=lr, progress=progress)
         self.condition(y, observed)
         return losses
 
     @torch.no_grad()
     def condition(self, y: Tensor, observed: Tensor | None = None) -> None:
         """Condition on targets at the current hyper-parameters."""
-        observed = self._check(y, observed)
+        observed, _ = self._checked(y, observed)
         streamed, scale = self.streamed_kernel()
         inner, projected, *_ = self._statistics(streamed, scale, y, observed)
-        core = scale.double() * streamed.core
-        eye = torch.eye(len(core), dtype=core.dtype, device=core.device)
-        covariance = torch.linalg.solve(eye + core @ inner, core)
-        covariance = 0.5 * (covariance + covariance.mT)
-        if streamed.series.steep:
-            _ = streamed.largest  # by all processes together: later each predicts by itself
+        covariance = Woodbury(scale.double() * streamed.core, inner).posterior_core()
+        # By all processes together: later each predicts by itself.
+        _ = streamed.features.largest_residual
+        _ = streamed.largest if streamed.series.steep else None
         self._posterior = _Posterior(streamed, scale, covariance, covariance @ projected, y, observed)
 
     @torch.no_grad()
@@ -281,10 +273,9 @@ class StreamedGP(torch.nn.Module):
             factor, diag = kernel.rows(kernel.points[rows], nodes=True)
             own = scale * diag
             # An observed node has seen its own part of the prior, too.
-            share = torch.where(observed[rows], own / (own + self.likelihood.noise), torch.zeros_like(own))
+            share = torch.where(observed[rows], own / (own + self.likelihood.noise), 0.0)
             mean = factor @ weights.to(factor)
-            targets = torch.where(observed[rows], y[rows], torch.zeros_like(mean))
-            mean = mean + share * (targets - mean)
+            mean = mean + share * (torch.where(observed[rows], y[rows], 0.0) - mean)
             left = factor * (1 - share).unsqueeze(-1)
             yield rows, mean, (left @ covariance.to(left) * left).sum(-1) + own * (1 - share)
 
@@ -294,7 +285,7 @@ class StreamedGP(torch.nn.Module):
         kernel, scale, covariance, weights, *_ = self._conditioned()
         if self.graph_kernel.active_dims is not None:
             x = x.index_select(-1, self.graph_kernel.active_dims)
-        x = NodeTable(self.points[:0]).locate(x).points  # refuses what are no coordinates of this graph
+        x = locate(self.points[:0], x).points  # refuses what are no coordinates of this graph
         means, variances = [], []
         for rows in kernel.features.chunks(len(x)):
             factor, diag = kernel.rows(x[rows], nodes=False)

@@ -19,10 +19,8 @@ import math
 import torch
 from torch import Tensor
 
-from swing_gp.series.families import Series
+from swing_gp.series.base import Series
 from swing_gp.utils.validation import as_parameter, check_interval
-
-__all__ = ["LogMatern"]
 
 
 class LogMatern(Series):

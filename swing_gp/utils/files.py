@@ -1,4 +1,4 @@
-"""Files that are whole or absent."""
+"""Files that are written whole or not at all."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["whole_file"]
-
 
 @contextmanager
 def whole_file(path: str | os.PathLike) -> Iterator[Path]:
-    """A temporary path beside the target, renamed to it at the end: a reader, or an interrupted run, never sees half a file.
+    """Give a temporary path beside the target and rename it at the end, so that nobody ever sees half a file.
 
     >>> import tempfile
     >>> target = Path(tempfile.mkdtemp()) / "numbers.txt"

@@ -6,13 +6,11 @@ import resource
 import sys
 from pathlib import Path
 
-__all__ = ["peak_gigabytes"]
-
 
 def peak_gigabytes() -> float:
     """The largest resident size so far, in GiB.
 
-    On Linux read from /proc: ``ru_maxrss`` survives ``exec``, so that the child of a large process would report its parent.
+    On Linux it is read from /proc: ``ru_maxrss`` survives ``exec``, so the child of a large process would report its parent's.
     """
     status = Path("/proc/self/status")
     if status.exists():

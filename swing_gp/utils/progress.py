@@ -1,11 +1,9 @@
-"""Progress bars, where they are asked for."""
+"""Progress bars."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import TypeVar
-
-__all__ = ["progress_bar"]
 
 T = TypeVar("T")
 

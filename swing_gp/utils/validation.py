@@ -1,4 +1,4 @@
-"""Checks shared by everything that takes input from a user: each error names the argument and the remedy."""
+"""Checks of user input; each error names the argument and the remedy."""
 
 from __future__ import annotations
 
@@ -6,17 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-
-__all__ = [
-    "as_generator",
-    "as_number",
-    "as_parameter",
-    "as_real",
-    "check_choice",
-    "check_count",
-    "check_interval",
-    "check_positive",
-]
 
 
 def as_real(name: str, value: Any) -> Tensor:
@@ -36,10 +25,6 @@ def as_parameter(name: str, value: float | Tensor, *, vector: bool = False) -> T
     if tensor.dim() > (1 if vector else 0) or tensor.numel() == 0:
         shape = "a number or a vector with one entry per dimension" if vector else "a single number"
         raise ValueError(f"{name} must be {shape}, got a tensor of shape {tuple(tensor.shape)}.")
-    return check_positive(name, tensor)
-
-
-def check_positive(name: str, tensor: Tensor) -> Tensor:
     values = tensor.detach()
     if not bool(torch.isfinite(values).all() and (values > 0).all()):
         raise ValueError(f"{name} must be positive and finite, got {values.tolist()}.")
@@ -78,7 +63,7 @@ def check_interval(name: str, value: float, low: float, high: float) -> float:
 
 
 def as_generator(seed: int | torch.Generator) -> torch.Generator:
-    """``seed`` as a generator of its own: torch's global random state is never read or written."""
+    """A generator from a seed; torch's global random state is never read or written."""
     if isinstance(seed, torch.Generator):
         return seed
     if isinstance(seed, bool) or not isinstance(seed, int):

@@ -1,0 +1,23 @@
+"""The collapsed kernel: the expectation over all walks, which needs no walks. The feature map says in which form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from swing_gp.features.base import FeatureMap
+from swing_gp.operators.grid_kernel import grid_kernel
+from swing_gp.operators.low_rank_kernel import low_rank_kernel
+from swing_gp.operators.polynomial_kernel import polynomial_kernel
+from swing_gp.series.base import Series
+
+
+def collapsed_kernel(features: FeatureMap, series: Series, tol: float | None = None) -> Any:
+    """The kernel of a feature map on all nodes, without walks.
+
+    :param tol: relative tolerance of a polynomial where one is needed; machine precision if None.
+    """
+    features = features.simplified()
+    if features.form == "polynomial":
+        return polynomial_kernel(features, series, tol)
+    make: Any = {"low rank": low_rank_kernel, "modes": grid_kernel}[features.form]
+    return make(features, series)

@@ -1,0 +1,114 @@
+r"""The collapsed kernel as a Chebyshev polynomial of the adjacency operator: for maps without a feature matrix, and for
+random-walk normalisation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from linear_operator import settings
+from linear_operator.operators import LinearOperator, RootLinearOperator
+from linear_operator.utils.memoize import cached
+from torch import Tensor
+
+from swing_gp.features.base import DenseFeatures, FeatureMap, NodeFeatures
+from swing_gp.linalg.polynomial import clenshaw, spectral_radius
+from swing_gp.operators.adjacency import AdjacencyLinearOperator, adjacency
+from swing_gp.operators.kernel_block import MatrixFreeKernel
+from swing_gp.series.base import Series
+
+# Relative error of the square root that samples are drawn with.
+ROOT_TOL = 1e-6
+
+
+class SeriesLinearOperator(MatrixFreeKernel):
+    r"""A polynomial of an adjacency operator, :math:`\sum_k c_k T_k(A)` with A mapped from ``interval`` to [-1, 1].
+
+    Gradients reach the coefficients (and through them the series), the graph and the degrees.
+    """
+
+    def __init__(
+        self, adjacency: AdjacencyLinearOperator, coefficients: Tensor, *, interval: tuple[float, float], series: Series
+    ) -> None:
+        super().__init__(adjacency, coefficients, interval=interval, series=series)
+        self.adjacency, self.coefficients, self.interval = adjacency, coefficients, interval
+        self.series, self.features, self.graph = series, adjacency.features, adjacency.graph
+
+    def _transpose_nonbatch(self) -> LinearOperator:
+        return self.__class__(self.adjacency._transpose_nonbatch(), self.coefficients, **self._kwargs)
+
+    def _apply(self, rhs: Tensor) -> Tensor:
+        return clenshaw(self.adjacency._apply, self.coefficients.to(rhs.dtype), self.interval, rhs)
+
+    @cached(name="root_decomposition")
+    def root_decomposition(self, method: str | None = None) -> LinearOperator:
+        """A polynomial of the square root of g; a dense factor where one is affordable, or asked for by name."""
+        self.check_symmetric()
+        if method is not None or self.shape[-1] <= settings.max_cholesky_size.value():
+            return super().root_decomposition(method=method)
+        root = self.series.chebyshev(self.interval, ROOT_TOL, lambda x: self.series(x).clamp_min(0).sqrt())
+        return RootLinearOperator(self.__class__(self.adjacency, root.to(self.coefficients), **self._kwargs))
+
+    can_sample_anywhere = False  # off the graph
+
+    def second_coefficients(self) -> Tensor:
+        r"""Chebyshev coefficients of :math:`h_2 = (h - \alpha_1)/\lambda`, for :meth:`between`."""
+        tol = 10 * torch.finfo(self.dtype).eps
+        return self.series.chebyshev(self.interval, tol, self.series.second_remainder).to(self.coefficients)
+
+    def between(self, x: Tensor, y: Tensor, slope: Tensor, second: Tensor) -> Callable[[Tensor], Tensor]:
+        r"""Products with :math:`\alpha_1 w(x, y) + w(x, p) h_2(\tilde W) w(p, y)`."""
+        matrix, features = self.adjacency, self.features
+        assert isinstance(features, NodeFeatures)
+        root = (-0.5 * matrix.log_degree).exp().unsqueeze(-1) if self.graph.normalization else 1.0
+        rows, columns, direct = features.prepare(x), features.prepare(y), features.weights_between(x, y)
+
+        def product(rhs: Tensor) -> Tensor:
+            inner = root * features.evaluate_adjoint(columns, rhs)
+            inner = root * clenshaw(matrix._apply, second, self.interval, inner)
+            return slope * direct(rhs) + features.evaluate(rows, inner)
+
+        return product
+
+    def draw(self, x: Tensor, number: int, generator: torch.Generator | None = None) -> Tensor:
+        raise ValueError(
+            f"{type(self.features).__name__} sample at nodes only: off the graph their kernel has no root. Give nodes "
+            "as inputs, or use features='grid' or 'landmarks'."
+        )
+
+
+def polynomial_kernel(features: FeatureMap, series: Series, tol: float | None = None) -> SeriesLinearOperator:
+    """The kernel of any feature map.
+
+    :param tol: relative tolerance of the polynomial; machine precision if None.
+    """
+    graph = features.graph
+    matrix = adjacency(features)
+    interval = _spectral_interval(matrix)
+    series.check_spectrum(interval, psd=graph.normalization != "random_walk")
+    # The little that features may put below the interval belongs to it: polynomials of sharp series grow fast there.
+    low, high = interval
+    interval = min(low, max(low - features.deficit * high, -high, series.least)), high
+    tol = 100 * torch.finfo(graph.points.dtype).eps if tol is None else tol
+    coefficients = series.chebyshev(interval, 0.1 * tol).to(graph.points)
+    return SeriesLinearOperator(matrix, coefficients, interval=interval, series=series)
+
+
+@torch.no_grad()
+def _spectral_interval(matrix: AdjacencyLinearOperator) -> tuple[float, float]:
+    """An interval that holds the spectrum of the matrix as the features see it."""
+    low, high = matrix.graph.spectrum
+    if isinstance(matrix.features, DenseFeatures):
+        # Approximate features may leave [0, 1] a little, where a Chebyshev polynomial grows fast.
+        loops = matrix.residual * (-matrix.log_degree).exp()
+        eigenvalues = torch.linalg.eigvalsh(matrix.features.normalized_gram(matrix.log_degree))
+        root = (0.5 * matrix.log_degree).exp().unsqueeze(-1)
+        bound = float(eigenvalues.max() + loops.max())
+        largest = spectral_radius(lambda v: root * matrix._apply(v / root), root, bound)  # P is similar to a symmetric matrix
+        return min(low, float(eigenvalues.min())), max(high, largest)
+    if matrix.graph.normalization is None:
+        largest = math.exp(float(matrix.log_degree.max()))  # the largest degree bounds every eigenvalue of W
+        high = spectral_radius(matrix._apply, matrix.log_degree.unsqueeze(-1), largest)
+        low = -high if low < 0 else 0.0
+    return low, high
