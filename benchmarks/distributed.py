@@ -38,7 +38,7 @@ from swing_gp import (
     StreamedLandmarks,
     graph_kernel,
 )
-from swing_gp.parallel.files import Shards, load_shard, sharded
+from swing_gp.parallel import Shards, load_shard
 from swing_gp.utils.memory import peak_gigabytes
 
 WORLDS = (1, 2, 4)
@@ -76,23 +76,21 @@ def measure(rank: int, world: int, number: int) -> Row:
     points = torch.rand(number, 3, generator=generator(rank))
     values = torch.randn(number, 1, generator=generator(100 + rank))
     row: Row = {}
-    with sharded() as shards:
-        graph = ImplicitGraph(points, Gaussian(LENGTHSCALE))
-        start = time.perf_counter()
-        features = StreamedLandmarks(graph, LANDMARKS, generator=generator(0))
-        kernel = StreamedKernel(features, Diffusion(TIME))
-        row["setup"] = time.perf_counter() - start
-        row["streamed product"] = timed(shards, lambda: kernel.product(values))
-        stored = graph_kernel(graph, Diffusion(TIME), features="landmarks", num_features=LANDMARKS)
-        row["stored product"] = timed(shards, lambda: stored @ values, 10)
-        row["difference"] = float((stored @ values - kernel.product(values)).norm() / values.norm())
-        gp = StreamedGP(
-            DiffusionKernel(points, lengthscale=LENGTHSCALE, time=TIME, features="landmarks", num_features=LANDMARKS)
-        )
-        y = torch.sin(6 * points[:, 0])
-        gp.marginal_log_likelihood(y)  # chooses the landmarks
-        row["training step"] = timed(shards, lambda: (-gp.marginal_log_likelihood(y)).backward())
-        row["peak_gb"] = peak_gigabytes()
+    shards = Shards()
+    graph = ImplicitGraph(points, Gaussian(LENGTHSCALE), shards=shards)
+    start = time.perf_counter()
+    features = StreamedLandmarks(graph, LANDMARKS, generator=generator(0))
+    kernel = StreamedKernel(features, Diffusion(TIME))
+    row["setup"] = time.perf_counter() - start
+    row["streamed product"] = timed(shards, lambda: kernel.product(values))
+    stored = graph_kernel(graph, Diffusion(TIME), features="landmarks", num_features=LANDMARKS)
+    row["stored product"] = timed(shards, lambda: stored @ values, 10)
+    row["difference"] = float((stored @ values - kernel.product(values)).norm() / values.norm())
+    gp = StreamedGP(DiffusionKernel(graph, time=TIME, features="landmarks", num_features=LANDMARKS))
+    y = torch.sin(6 * points[:, 0])
+    gp.marginal_log_likelihood(y)  # chooses the landmarks
+    row["training step"] = timed(shards, lambda: (-gp.marginal_log_likelihood(y)).backward())
+    row["peak_gb"] = peak_gigabytes()
     return row
 
 
@@ -103,31 +101,28 @@ def measure_large(rank: int, world: int, folder: str) -> Row:
     observed[::2] = True
     y = torch.sin(6 * points[:, 0]) + 0.1 * values
     row: Row = {}
-    with sharded():
-        kernel = DiffusionKernel(
-            points, lengthscale=LENGTHSCALE, time=TIME, features="landmarks", num_features=LANDMARKS, normalize=True
-        )
-        gp = StreamedGP(kernel)
-        gp.likelihood.noise = 0.1
-        start = time.perf_counter()
-        with torch.no_grad():
-            streamed, _ = gp.streamed_kernel()
-        row["setup"] = time.perf_counter() - start
-        start = time.perf_counter()
-        streamed.product(values.unsqueeze(-1))
-        row["product"] = time.perf_counter() - start
-        start = time.perf_counter()
-        gp.fit(y, observed, steps=FIT_STEPS)
-        row["step"] = (time.perf_counter() - start) / FIT_STEPS
-        start = time.perf_counter()
-        error, trivial = 0.0, 0.0
-        for rows, mean, _ in gp.predict_nodes():
-            hidden = ~observed[rows]
-            truth = torch.sin(6 * points[rows, 0])
-            error += float((mean - truth)[hidden].square().sum())
-            trivial += float(truth[hidden].square().sum())
-        row["predict"] = time.perf_counter() - start
-        row["relative rmse"] = math.sqrt(error / trivial)
+    graph = ImplicitGraph(points, Gaussian(LENGTHSCALE), shards=Shards())
+    gp = StreamedGP(DiffusionKernel(graph, time=TIME, features="landmarks", num_features=LANDMARKS, normalize=True))
+    gp.likelihood.noise = 0.1
+    start = time.perf_counter()
+    with torch.no_grad():
+        streamed, _ = gp.streamed_kernel()
+    row["setup"] = time.perf_counter() - start
+    start = time.perf_counter()
+    streamed.product(values.unsqueeze(-1))
+    row["product"] = time.perf_counter() - start
+    start = time.perf_counter()
+    gp.fit(y, observed, steps=FIT_STEPS)
+    row["step"] = (time.perf_counter() - start) / FIT_STEPS
+    start = time.perf_counter()
+    error, trivial = 0.0, 0.0
+    for rows, mean, _ in gp.predict_nodes():
+        hidden = ~observed[rows]
+        truth = torch.sin(6 * points[rows, 0])
+        error += float((mean - truth)[hidden].square().sum())
+        trivial += float(truth[hidden].square().sum())
+    row["predict"] = time.perf_counter() - start
+    row["relative rmse"] = math.sqrt(error / trivial)
     row["peak_gb"] = peak_gigabytes()
     return row
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import matplotlib.cbook
 import numpy as np
 
-from swing_gp.io.meshes import Mesh, load_mesh
+from swing_gp.io.meshes import FORMATS, Mesh, MeshError, load_mesh
 
-__all__ = ["knotted_tube", "meshes", "terrain"]
+__all__ = ["knotted_tube", "load_thingi10k", "meshes", "terrain"]
 
 
 def terrain(step: int = 1) -> Mesh:
@@ -53,7 +54,36 @@ def meshes(folder: Path, *, quick: bool) -> list[Mesh]:
     if quick:
         found = [terrain(16), knotted_tube(60, 12)]
     else:
-        files = [path for path in folder.glob("*") if path.suffix in (".npz", ".stl", ".ply", ".obj", ".off")]
+        files = [path for path in folder.glob("*") if path.suffix in FORMATS]
         found = [*(load_mesh(path) for path in files), terrain()]
         found += [] if files else [terrain(8), knotted_tube(60, 12), knotted_tube()]
     return sorted((mesh.normalized() for mesh in found), key=lambda mesh: mesh.num_vertices)
+
+
+def load_thingi10k(file_id: int, *, cache: str | os.PathLike | None = None) -> Mesh:
+    """A mesh of the Thingi10K collection by the id of its file.
+
+    :param cache: a folder that is searched first, for ``<id>.npz``, ``thingi10k_<id>.stl`` and the like. What is not there is
+        downloaded by the ``thingi10k`` package (``pip install thingi10k``), which has a cache of its own.
+    """
+    names = [f"{prefix}{file_id}{suffix}" for prefix in ("", "thingi10k_") for suffix in FORMATS]
+    for path in [] if cache is None else [Path(cache) / name for name in names]:
+        if path.is_file():
+            return load_mesh(path)
+    try:
+        import thingi10k
+    except ImportError as error:
+        searched = "" if cache is None else f" is not in {cache}, and"
+        raise ImportError(f"Thingi10K file {file_id}{searched} is fetched with: pip install thingi10k.") from error
+    try:
+        thingi10k.init(variant="npz")
+        entries = list(thingi10k.dataset(file_id=file_id))
+    except Exception as error:  # whatever the network and the hub raise
+        raise OSError(
+            f"Thingi10K file {file_id} could not be fetched ({error}). Check the network, or put {file_id}.stl into a folder "
+            "and pass it as cache."
+        ) from error
+    if not entries:
+        raise MeshError(f"Thingi10K has no file {file_id}.")
+    vertices, faces = thingi10k.load_file(entries[0]["file_path"])
+    return Mesh(np.asarray(vertices), np.asarray(faces).astype(np.int64), f"thingi10k_{file_id}").welded()

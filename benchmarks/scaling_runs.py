@@ -17,7 +17,7 @@ from scipy.sparse.linalg import LinearOperator, expm_multiply
 from torch import Tensor
 
 from swing_gp import Diffusion, Gaussian, ImplicitGraph, PairwiseFeatures, graph_kernel
-from swing_gp.operators.diagnostics import exact_kernel_product
+from swing_gp.operators.exact import exact_kernel_product
 from swing_gp.utils.memory import peak_gigabytes
 
 __all__ = ["OURS", "Case", "measure", "reference"]

@@ -63,7 +63,7 @@ from swing_gp import (
     graph_kernel,
     grf_kernel,
 )
-from swing_gp.operators.diagnostics import exact_kernel_product
+from swing_gp.operators.exact import exact_kernel_product
 
 SERIES: dict[str, Series] = {
     "random_walk": RandomWalk(2),

@@ -17,9 +17,8 @@ ROOT = HERE.parent
 sys.path.insert(0, str(ROOT))
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-from swing_gp.cli.main.main import _parser
-
 import swing_gp
+from swing_gp.cli.main import _parser
 
 project = "swing_gp"
 copyright = "the authors of swing_gp"
@@ -52,7 +51,10 @@ nitpick_ignore_regex = [
     ("py:.*", r"(abc|argparse|collections|gpytorch|linear_operator|np|numpy|os|pathlib|scipy|sklearn|torch)\..*"),
     ("py:.*", r"Any|Callable|Interval|Kernel|LinearOperator|Path|Prior|Sequence|Tensor"),
     # Bases and types in signatures that nobody has to make by hand.
-    ("py:class", r"swing_gp\.(nufft|operators|sites|sparse)\..*|swing_gp\..*\.(_Binomial|_?Map|_?Mask)|dict\[str"),
+    (
+        "py:class",
+        r"swing_gp\.(linalg|operators|graphs.inputs|features.neighbors)\..*|swing_gp\..*\.(_Binomial|_?Map|_?Mask)|dict\[str",
+    ),
 ]
 
 
