@@ -1,0 +1,177 @@
+"""The operator market: every route x edge x series x dtype x normalisation. A new route is one more line of ``ROUTES``."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from oracles import Covariance, cloud, dense_covariance
+from strategies import spectral_edge
+from torch import Tensor
+
+from swing_gp import (
+    Ball,
+    DiffusionKernel,
+    Gaussian,
+    GraphKernel,
+    ImplicitGraph,
+    InverseCosineKernel,
+    Laplace,
+    LogMaternKernel,
+    MaternGraphKernel,
+    RandomWalkKernel,
+    RegularizedLaplacianKernel,
+    Walks,
+)
+
+POINTS = cloud(40, 2)
+
+
+@dataclass(frozen=True)
+class Route:
+    """A way to compute a kernel.
+
+    :ivar options: what a GPyTorch kernel is made with.
+    :ivar lengthscale: where the route is what its name says.
+    :ivar exact: whether it computes the kernel of the graph itself; otherwise its own dense matrix is the truth.
+    :ivar anywhere: whether it is defined off the graph.
+    :ivar moves: whether it has gradients in its inputs.
+    :ivar joint: whether it is the kernel of the graph also between two points off the graph.
+    """
+
+    options: dict[str, Any] = field(default_factory=dict)
+    lengthscale: float = 0.3
+    exact: bool = True
+    anywhere: bool = True
+    moves: bool = True
+    joint: bool = True
+
+
+ROUTES = {
+    "auto": Route(),
+    "landmarks": Route({"features": "landmarks"}, joint=False),
+    "pairwise": Route({"features": "pairwise"}),
+    "neighbors": Route({"features": "neighbors", "tol": 1e-9}),
+    "small grid": Route({"features": "grid", "tol": 1e-8}, lengthscale=0.6),
+    "large grid": Route({"features": "grid", "tol": 1e-8}, lengthscale=0.1, moves=False),
+    "fourier": Route({"features": "fourier", "num_features": 64}, lengthscale=1.0, exact=False),
+    "positive": Route({"features": "positive", "num_features": 512}, lengthscale=1.0, exact=False),
+    "walks": Route({"features": "pairwise", "walks": Walks(20)}, exact=False, anywhere=False, moves=False),
+}
+EDGES = {
+    "gaussian": Gaussian,
+    "laplace": Laplace,
+    "ball": lambda lengthscale: Ball(1.5 * lengthscale, 0.4 * lengthscale),
+    "spectral": lambda lengthscale: spectral_edge(2).with_parameters(torch.tensor(lengthscale)),
+}
+SERIES = {
+    "diffusion": (DiffusionKernel, {"time": 2.0}, {"time": 0.1}),
+    "random walk": (RandomWalkKernel, {"steps": 3, "laziness": 2.5}, {"steps": 3, "laziness": 2.5}),
+    "regularized": (RegularizedLaplacianKernel, {"scale": 3.0}, None),
+    "cosine": (InverseCosineKernel, {}, None),
+    "matern": (MaternGraphKernel, {"nu": 1.5, "kappa": 2.0}, None),
+    "log matern": (LogMaternKernel, {}, None),
+}
+DTYPES = {"double": torch.float64, "float": torch.float32}
+NORMALIZATIONS = {"normalized": "symmetric", "raw": None}
+
+# What a route has no edges for, and what it says.
+WITHOUT = {
+    ("landmarks", "ball"): "positive-definite edge",
+    ("fourier", "ball"): "density of both signs",
+    ("positive", "laplace"): "Gaussian edge",
+    ("positive", "ball"): "Gaussian edge",
+    ("positive", "spectral"): "Gaussian edge",
+    ("small grid", "laplace"): "modes",
+    ("large grid", "laplace"): "modes",
+    ("walks", "ball"): "walks cannot move",
+    ("walks", "spectral"): "walks cannot move",
+}
+
+
+@dataclass(frozen=True)
+class Stall:
+    """One cell of the market."""
+
+    route: str
+    edge: str
+    series: str
+    dtype: str = "double"
+    normalization: str = "normalized"
+
+    def __str__(self) -> str:
+        return "-".join(getattr(self, name) for name in self.__dataclass_fields__)
+
+    @property
+    def of(self) -> Route:
+        return ROUTES[self.route]
+
+    @property
+    def points(self) -> Tensor:
+        return POINTS.to(DTYPES[self.dtype])
+
+    def kernel(self, tol: float | None = None) -> GraphKernel:
+        kind, options, raw = SERIES[self.series]
+        normalization = NORMALIZATIONS[self.normalization]
+        graph = ImplicitGraph(self.points, EDGES[self.edge](self.of.lengthscale), normalization)
+        wanted = dict(self.of.options)
+        if "tol" in wanted:
+            wanted["tol"] = tol or (wanted["tol"] if self.dtype == "double" else 1e-5)
+        return kind(graph, **(options if normalization or raw is None else raw), **wanted)
+
+    @property
+    def tol(self) -> float:
+        """How far from dense truth it may be."""
+        return 1e-6 if self.dtype == "double" else 5e-3
+
+    @property
+    def joint(self) -> bool:
+        return self.of.joint
+
+    @property
+    def moves(self) -> bool:
+        """Grids of rougher edges than a Gaussian are not small."""
+        return self.of.moves and (self.route != "small grid" or self.edge == "gaussian")
+
+    @property
+    def extends(self) -> bool:
+        """Whether it is the kernel of the documentation off the graph: a steep series has limits of its own there."""
+        return self.of.anywhere and self.series != "log matern"
+
+    def truth(self, kernel: Any) -> Covariance:
+        """The dense kernel: of the graph, or of what a route has drawn."""
+        if self.of.exact:
+            return partial(dense_covariance, kernel)
+        return lambda x, y: kernel(x, y).to_dense().detach().double()
+
+    def refusal(self) -> str | None:
+        """Why there is no such kernel, as the error says it."""
+        refusals = list(self._refusals())
+        return "|".join(refusals) or None  # whichever is found first
+
+    def _refusals(self) -> Iterator[str]:
+        if (self.route, self.edge) in WITHOUT:
+            yield WITHOUT[self.route, self.edge]
+        raw, indefinite = self.normalization == "raw", self.edge == "ball"
+        if self.series == "log matern":
+            if raw or indefinite:
+                yield "is defined for|positive-definite"
+            if self.route in ("pairwise", "neighbors", "small grid", "large grid"):
+                yield "too steep near zero"
+            if self.route == "walks":
+                yield "diverges"
+        elif raw and SERIES[self.series][2] is None:
+            yield "diverges|is negative"
+        elif self.series == "random walk" and raw and (indefinite or self.route == "walks"):
+            yield "is negative|diverges"
+        if self.series == "cosine" and self.route == "walks":
+            yield "decays so slowly"
+
+
+STALLS = list(itertools.starmap(Stall, itertools.product(ROUTES, EDGES, SERIES, DTYPES, NORMALIZATIONS)))
+MARKET = [stall for stall in STALLS if stall.refusal() is None]
+REFUSED = [stall for stall in STALLS if stall.refusal() is not None]
