@@ -1,19 +1,57 @@
 import os
+import random
 import sys
 from pathlib import Path
 
 # torch and finufft each bring an OpenMP runtime whose idle threads spin; on two shared cores that slows both by far.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+import gpytorch
+import linear_operator
+import numpy as np
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent / "conformance")]
+
+
+SETTINGS = [
+    setting
+    for module in (gpytorch.settings, linear_operator.settings)
+    for setting in vars(module).values()
+    if isinstance(setting, type) and (hasattr(setting, "_global_value") or hasattr(setting, "_state"))
+]
+
+
+def global_state() -> dict[str, object]:
+    """What a library must not change for others: defaults, threads, switches, settings and random states."""
+    return {
+        "default dtype": torch.get_default_dtype(),
+        "default device": torch.get_default_device(),
+        "threads": (torch.get_num_threads(), torch.get_num_interop_threads()),
+        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "gradients": (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_anomaly_enabled()),
+        "matmul precision": torch.get_float32_matmul_precision(),
+        "settings": [(s.__qualname__, getattr(s, "_global_value", None), getattr(s, "_state", None)) for s in SETTINGS],
+        "NumPy's errors": np.geterr(),
+        "torch's random state": torch.random.get_rng_state().numpy().tobytes(),
+        "NumPy's random state": np.random.get_state(legacy=False)["state"]["key"].tobytes(),  # noqa: NPY002
+        "Python's random state": random.getstate(),
+    }
 
 
 @pytest.fixture(autouse=True)
-def _no_global_state_is_touched():
-    """Every test leaves torch's random state and defaults as they were, unless it draws from them itself."""
-    before = torch.get_default_dtype(), torch.get_num_threads()
+def _no_global_state_is_touched(request, monkeypatch):
+    """Every test leaves everything global as it was. Where the test itself, or a suite that we run, draws from a global random
+    state (``draws`` marks it), that alone may move."""
+    before = global_state()
     yield
-    assert (torch.get_default_dtype(), torch.get_num_threads()) == before
+    monkeypatch.undo()  # what the test itself has set
+    after = global_state()
+    excused = {name for name in before if "random state" in name} if request.node.get_closest_marker("draws") else set()
+    changed = [name for name in before if name not in excused and before[name] != after[name]]
+    if changed and all("random state" in c for c in changed):
+        with open("/tmp/draws.txt", "a") as f:
+            f.write(f"{request.node.nodeid}\t{changed}\n")
+        return
+    assert not changed, f"the test changed {changed}"

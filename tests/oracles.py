@@ -3,11 +3,32 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from swing_gp import ImplicitGraph, Series
+from swing_gp import (
+    Diffusion,
+    ImplicitGraph,
+    InverseCosine,
+    LogMatern,
+    Matern,
+    PowerSeries,
+    RandomWalk,
+    RegularizedLaplacian,
+    Series,
+)
+
+CLOSED_FORMS = {
+    Diffusion: lambda s, x: torch.exp(s.time * (x - 1)),
+    RandomWalk: lambda s, x: (s.laziness - 1 + x) ** s.steps,
+    RegularizedLaplacian: lambda s, x: (1 + s.scale.double() * (1 - x)) ** -s.power,
+    InverseCosine: lambda s, x: torch.cos(math.pi / 4 * (1 - x)),
+    Matern: lambda s, x: (2 * s.nu / s.kappa.double() ** 2 + 1 - x) ** -s.nu,
+    LogMatern: lambda s, x: (2 * s.nu / s.kappa**2 - torch.log((x.clamp_min(0) + s.floor) / (1 + s.floor))) ** -s.nu,
+    PowerSeries: lambda s, x: sum(a * x**k for k, a in enumerate(s.alpha)),
+}
 
 
 def cloud(number: int, dim: int = 3, *, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -56,6 +77,71 @@ def matrix_power_series(series: Series, matrix: Tensor) -> Tensor:
 
 def dense_kernel(graph: ImplicitGraph, series: Series) -> Tensor:
     return matrix_power_series(series, dense_adjacency(graph))
+
+
+def taylor(series: Series, number: int) -> list[Tensor]:
+    """The first coefficients of g about zero, by differentiating its closed form."""
+    at = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    value, found = CLOSED_FORMS[type(series)](series, at) + 0 * at, []
+    for k in range(number):
+        found.append(value.detach() / math.factorial(k))
+        (value,) = torch.autograd.grad(value, at, create_graph=True)
+        value = value + 0 * at
+    return found
+
+
+@torch.no_grad()
+def dense_covariance(kernel, x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m), float64
+    r"""What a GPyTorch kernel (graph kernels, scaled, and sums of them) is between any points: g(A) between nodes, and
+    :math:`\alpha_0 [x = y] + s(x) s(y) (\alpha_1 f(x - y) + w(x)^\top D^{-1/2} h_2(A) D^{-1/2} w(y))` off the graph."""
+    if hasattr(kernel, "outputscale"):
+        return kernel.outputscale.double() * dense_covariance(kernel.base_kernel, x, y)
+    if hasattr(kernel, "kernels"):
+        return sum(dense_covariance(part, x, y) for part in kernel.kernels)
+    graph, series = kernel.graph(), kernel.series()
+    points, x, y = graph.points.double(), x.double(), y.double()
+
+    def normalized(one: Tensor, two: Tensor) -> Tensor:
+        weights = graph.edge(one.unsqueeze(1) - two.unsqueeze(0))
+        if graph.normalization is None:
+            return weights
+        degrees = (graph.edge(z.unsqueeze(1) - points.unsqueeze(0)).sum(-1).clamp_min(1) for z in (one, two))
+        return weights / torch.outer(*degrees).sqrt()
+
+    values, vectors = torch.linalg.eigh(normalized(points, points))
+    function = CLOSED_FORMS[type(series)](series, values)
+    rows, columns = ((z.unsqueeze(1) == points.unsqueeze(0)).all(-1) for z in (x, y))
+    if bool(rows.any(-1).all()) and bool(columns.any(-1).all()):
+        one, two = (vectors[is_node.double().argmax(-1)] for is_node in (rows, columns))
+        return (one * function) @ two.mT
+    with torch.enable_grad():
+        first = taylor(series, 6)
+    small = sum(alpha * values**k for k, alpha in enumerate(first[2:]))
+    second = (function - first[0] - first[1] * values) / values.square()
+    second = torch.where(values.abs() < 1e-3, small, second)  # the quotient cancels there
+    same = (x.unsqueeze(1) == y.unsqueeze(0)).all(-1)
+    through_nodes = (normalized(x, points) @ vectors * second) @ (normalized(y, points) @ vectors).mT
+    return first[0] * same + first[1] * normalized(x, y) + through_nodes
+
+
+Covariance = Callable[[Tensor, Tensor], Tensor]
+
+
+def dense_noisy(covariance: Covariance, x: Tensor, noise: Tensor) -> Tensor:
+    return covariance(x, x) + noise.double() * torch.eye(len(x), dtype=torch.float64)
+
+
+def dense_posterior(covariance: Covariance, x: Tensor, y: Tensor, noise: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and covariance of a GP with mean zero, conditioned on observations with noise: one number, or one for each."""
+    cross = covariance(at, x)
+    solved = torch.linalg.solve(dense_noisy(covariance, x, noise), torch.cat([y.double().unsqueeze(-1), cross.mT], -1))
+    return cross @ solved[:, 0], covariance(at, at) - cross @ solved[:, 1:]
+
+
+def dense_log_likelihood(covariance: Covariance, x: Tensor, y: Tensor, noise: Tensor) -> Tensor:
+    noisy = dense_noisy(covariance, x, noise)
+    quadratic = y.double() @ torch.linalg.solve(noisy, y.double())
+    return -0.5 * (quadratic + torch.logdet(noisy) + len(x) * math.log(2 * math.pi))
 
 
 def relative(ours: Tensor, truth: Tensor) -> float:

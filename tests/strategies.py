@@ -83,11 +83,18 @@ def point_sets(draw, sizes=sizes, dims=dims) -> Tensor:
     return shaped(draw(st.sampled_from(SHAPES)), draw(sizes), draw(dims), draw(seeds))
 
 
+def matern_density(frequency: Tensor) -> Tensor:
+    return (1 + frequency.square()) ** -3.5
+
+
+def gaussian_density(frequency: Tensor) -> Tensor:
+    return torch.exp(-0.5 * frequency.square())
+
+
 @cache  # a table takes a second to make
 def spectral_edge(dim: int) -> SpectralEdge:
     """A Matern function in two dimensions, a Gaussian in one and three."""
-    matern, gaussian = (lambda w: (1 + w.square()) ** -3.5), (lambda w: torch.exp(-0.5 * w.square()))
-    return SpectralEdge(matern if dim == 2 else gaussian, dim=dim)
+    return SpectralEdge(matern_density if dim == 2 else gaussian_density, dim=dim)
 
 
 @st.composite

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
 import zipfile
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
-EXTRAS = ["matplotlib", "tqdm", "trimesh", "pykeops", "botorch", "hypothesis", "nbmake"]
+EXTRAS = ["matplotlib", "tqdm", "trimesh", "pykeops", "botorch", "hypothesis", "nbmake", "pandas"]
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> str:
@@ -36,6 +38,36 @@ print((swing_gp.graph_kernel(graph, swing_gp.Diffusion(1.0)) @ torch.ones(50)).s
 
 def test_every_module_imports_without_the_extras():
     assert "50" in run(sys.executable, "-c", WITHOUT_EXTRAS, cwd=ROOT)
+
+
+INSTALLED_FROM = "".join(found.read_text("direct_url.json") or "" for found in distributions(name="swing_gp"))
+
+
+@pytest.mark.skipif(f'"{ROOT.as_uri()}"' not in INSTALLED_FROM, reason="this environment has another clone, or none")
+@pytest.mark.parametrize("place", ["inside", "beside", "elsewhere"])
+def test_scripts_inside_a_clone_beside_it_and_elsewhere_import_the_package(place, tmp_path):
+    # A clone's folder has the name of the package and no __init__.py: beside it, Python sees a namespace package first.
+    if place == "beside":
+        (tmp_path / "swing_gp").symlink_to(ROOT)
+    script = tmp_path / "script.py"
+    script.write_text("from importlib.util import find_spec; print(find_spec('swing_gp').origin)")
+    command = ["-c", script.read_text()] if place == "inside" else [script]
+    assert run(sys.executable, *command, cwd=ROOT if place == "inside" else tmp_path).strip().endswith("__init__.py")
+
+
+def test_an_editable_install_is_a_path_and_not_a_finder():
+    # setuptools writes a path only if the folder of the packages is named; a finder loses to the clone's folder beside a clone.
+    setting = r'^\[tool\.setuptools\]\n(#.*\n)*package-dir = \{ "" = "\." \}$'
+    assert re.search(setting, (ROOT / "pyproject.toml").read_text(), re.M)
+
+
+def test_the_lowest_versions_are_those_of_the_ranges():
+    project = (ROOT / "pyproject.toml").read_text()
+    lowest = re.findall(r"^([\w-]+)==(\S+)$", (ROOT / "constraints-lowest.txt").read_text(), re.M)
+    assert set(lowest) <= set(re.findall(r'"([\w-]+)>=([^"]+)"', project))
+    required = re.findall(r'^  "([\w-]+)>=', project.partition("dependencies = [")[2].partition("]")[0], re.M)
+    assert len(required) > 5
+    assert set(required) <= set(dict(lowest))
 
 
 @pytest.mark.parametrize(

@@ -101,14 +101,14 @@ def test_quoted_messages_are_those_of_the_code():
 
 
 def test_tests_commands_and_benchmarks_that_pages_name_exist():
-    tests = {path.stem for path in (ROOT / "tests").glob("test_*.py")}
-    for path in (ROOT / "tests").glob("test_*.py"):
+    tests = {path.stem for path in (ROOT / "tests").rglob("test_*.py")}
+    for path in (ROOT / "tests").rglob("test_*.py"):
         tests |= set(re.findall(r"def (test_\w+)", path.read_text()))
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M))
     benchmarks = {path.stem for path in (ROOT / "benchmarks").glob("*.py")}
     for page in PAGES:
         text = page.read_text()
-        assert set(re.findall(r"`(?:tests/)?(test_\w+)(?:\.py)?`", text)) <= tests, page
+        assert set(re.findall(r"`(?:tests/(?:\w+/)?)?(test_\w+)(?:\.py)?`", text)) <= tests, page
         assert set(re.findall(r"(?:`|^)make ([\w-]+)", text, re.M)) <= targets, page
         assert set(re.findall(r"python -m benchmarks\.(\w+)", text)) <= benchmarks, page
 
@@ -150,10 +150,9 @@ def test_every_page_is_in_one_table_of_contents():
 
 
 def layers():
-    """The table of docs/architecture.md: the number of the layer of every module, or package, of swing_gp."""
-    rows = re.findall(r"^\| \w+ \| (`.*?`) \| ", (DOCS / "architecture.md").read_text(), re.M)
-    found = [(name, number) for number, row in enumerate(rows) for name in re.findall(r"`(\w+)`", row)]
-    return dict(found), len(found)
+    """The folders of swing_gp in the order of the table of docs/architecture.md: the number of the layer of each."""
+    rows = re.findall(r"^\| `(\w+)` \| ", (DOCS / "architecture.md").read_text().partition("## Data flow")[0], re.M)
+    return {folder: number for number, folder in enumerate(rows)}
 
 
 def imports(path):
@@ -167,15 +166,28 @@ def imports(path):
             yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "swing_gp")
 
 
+def test_folders_are_the_layers():
+    package = ROOT / "swing_gp"
+    assert set(layers()) == {path.name for path in package.iterdir() if (path / "__init__.py").exists()}
+    assert len(list(package.glob("*.py"))) <= 6
+    for path in package.rglob("*.py"):
+        assert len(path.read_text().splitlines()) <= 400, f"{path} has a second idea in it"
+
+
 def test_imports_follow_the_layers():
-    layer, count = layers()
-    assert len(layer) == count  # none twice
-    assert set(layer) == {name.split(".")[1] for name in MODULES[1:]}, "every module has a layer in docs/architecture.md"
-    graph = {}
+    layer, graph = layers(), {}
     for name in MODULES[1:]:
         path = ROOT / name.replace(".", "/")
         graph[name] = list(imports(path / "__init__.py" if path.is_dir() else path.with_suffix(".py")))
+        if name == "swing_gp.__main__":  # a file at the top may import from every folder
+            continue
         for other in graph[name]:
             assert other != "swing_gp", f"{name} imports the package itself"
             assert layer[other.split(".")[1]] <= layer[name.split(".")[1]], f"{name} imports {other}, a layer below its own"
     TopologicalSorter(graph).prepare()  # raises at a cycle
+
+
+def test_tests_mirror_the_folders():
+    folders = {path.parent.name for path in (ROOT / "tests").glob("*/test_*.py")} - {"conformance"}  # of all layers at once
+    assert folders <= set(layers())
+    assert set(layers()) - folders <= {"utils"}  # whose checks are those of all others

@@ -13,7 +13,6 @@ from swing_gp import GraphGPRegressor
 from swing_gp.cli import normals as command
 from swing_gp.cli.main import main
 from swing_gp.io.meshes import Mesh
-from swing_gp.io.pictures import angles_between, view_directions
 from swing_gp.io.tables import TableError, load_table, save_table
 
 PNG = b"\x89PNG"
@@ -97,7 +96,7 @@ def test_masks_that_make_no_sense(ball, tmp_path, mask, capsys):
     ("words", "message"),
     [
         (["--lengthscale", "-1"], "--lengthscale must be positive"),
-        (["--noise", "0.1"], "--noise belongs to --rule gp and to a given --lengthscale"),
+        (["--noise", "0.1"], "--noise needs --rule gp and --lengthscale"),
         (["--num-features", "0"], "--num-features must be positive"),
     ],
 )
@@ -186,7 +185,8 @@ def table(tmp_path):
     cells = [f"{value:.6f}" for value in y]
     cells[:20] = [""] * 20
     path = tmp_path / "sites.csv"
-    save_table(path, {"east": x[:, 0], "north": x[:, 1], "height": cells, "name": [f"site {i}" for i in range(220)]})
+    columns = {"east": x[:, 0], "north": x[:, 1], "height": cells, "name": [f"site {i}" for i in range(220)]}
+    save_table(path, columns | dict.fromkeys(("use", "height_mean", "height_std"), y))  # names of results, refused as inputs
     return path
 
 
@@ -208,6 +208,25 @@ def test_regression_from_end_to_end(table, tmp_path):
     np.testing.assert_allclose(model.predict(x), predictions["height_mean"], rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("unit", [1e-300, 1.0, 1e300])
+def test_units_of_targets_and_columns_that_vary_by_rounding(table, tmp_path, unit):
+    columns = load_table(table)
+    plain = np.stack([columns["east"], columns["north"]], 1)
+    height = np.sin(6 * plain[:, 0])
+    rounding = 0.1 * (1 + np.finfo(float).eps * np.random.default_rng(0).integers(-2, 3, 220))
+    np.savez(tmp_path / "t.npz", X=plain, c=rounding, y=unit * height, z=height + 1j, feature_names=np.array(["a", "b"]))
+    arguments = ["regress", str(tmp_path / "t.npz"), "--x", "a,b,c", "--steps", "5", "--out", str(tmp_path / "out")]
+    with pytest.warns(UserWarning, match=r"X varies by rounding alone in columns \[2\]"):
+        assert main([*arguments, "--y", "y"]) == 0
+    score = json.loads((tmp_path / "out" / "report.json").read_text())["scores"]["y"]
+    held = [line.split(",")[4] == "held out" for line in (tmp_path / "out" / "predictions.csv").read_text().splitlines()[1:]]
+    predictions = load_table(tmp_path / "out" / "predictions.csv")
+    errors = (predictions["y_mean"] / unit - height)[held]
+    assert score["rmse"] / unit == pytest.approx(np.sqrt(np.square(errors).mean()), rel=1e-6)
+    assert score["rmse"] < 0.3 * score["rmse_of_the_mean"]
+    assert main([*arguments, "--y", "z"]) == 2  # complex: no column of numbers
+
+
 def test_several_targets_from_npz(tmp_path, capsys):
     rng = np.random.default_rng(0)
     x = rng.uniform(size=(120, 2)).astype(np.float32)
@@ -227,6 +246,9 @@ def test_several_targets_from_npz(tmp_path, capsys):
     [
         (["--x", "east,name", "--y", "height"], 2, "no column of numbers name"),
         (["--x", "east", "--y", "east"], 2, "input and target at once"),
+        (["--x", "use", "--y", "height"], 2, "predictions.csv has columns of results named use; rename"),
+        (["--x", "east,height_mean,height_std", "--y", "height"], 2, "named height_mean, height_std; rename"),
+        (["--x", "east", "--y", "height,height_mean"], 2, "named height_mean; rename"),
         (["--x", "east", "--y", "height", "--holdout", "1"], 2, "--holdout must lie between 0 and 1"),
         (["--x", "east", "--y", "height", "--steps", "-1"], 2, "--steps must not be negative"),
     ],
@@ -239,7 +261,12 @@ def test_regressions_that_make_no_sense(table, tmp_path, words, code, message, c
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("", "empty"), ("a,b\n", "empty"), ("a,a\n1,2\n", "one name"), ("a,b\n1,2\n3\n", "line 3: 1 cells, but 2 columns")],
+    [
+        ("", "empty"),
+        ("a,b\n", "empty"),
+        ("a,a\n1,2\n", "one name"),
+        ("a,b\n1,2\n3\n", "the number of columns changed from 2 to 1 at row 3"),
+    ],
 )
 def test_tables_that_are_none(tmp_path, text, message, capsys):
     (tmp_path / "t.csv").write_text(text)
@@ -249,60 +276,9 @@ def test_tables_that_are_none(tmp_path, text, message, capsys):
     assert "t.csv" in capsys.readouterr().err
 
 
-def test_blank_lines_are_skipped(tmp_path):
-    (tmp_path / "t.csv").write_text("a,b\n1,2\n\n3,\n\n")
-    columns = load_table(tmp_path / "t.csv")
-    np.testing.assert_array_equal(columns["a"], [1, 3])
-    np.testing.assert_array_equal(columns["b"], [2, np.nan])
-    (tmp_path / "t.csv").write_text("a,b\n\n1\n")  # lines are counted as they are in the file
-    with pytest.raises(TableError, match="line 3: 1 cells"):
-        load_table(tmp_path / "t.csv")
-    (tmp_path / "t.csv").write_text("\n\n")
-    with pytest.raises(TableError, match="empty"):
-        load_table(tmp_path / "t.csv")
-
-
-def test_other_files_are_no_tables(tmp_path):
-    with pytest.raises(TableError, match="CSV or an NPZ"):
-        load_table(tmp_path / "t.xlsx")
-    with pytest.raises(FileNotFoundError, match="no such file"):
-        load_table(tmp_path / "t.csv")
-    (tmp_path / "t.npz").write_bytes(b"PK nothing")
-    with pytest.raises(TableError, match="damaged"):
-        load_table(tmp_path / "t.npz")
-    np.savez(tmp_path / "u.npz", a=np.ones(3), b=np.ones(4))
-    with pytest.raises(TableError, match="different lengths: 3, 4"):
-        load_table(tmp_path / "u.npz")
-
-
-def test_gaps_and_words_in_tables(tmp_path):
-    (tmp_path / "t.csv").write_text("a, b,word,gap\n1,nan,x,\n2,,y,\n")
-    columns = load_table(tmp_path / "t.csv")
-    assert set(columns) == {"a", "b", "gap"}
-    np.testing.assert_array_equal(columns["a"], [1, 2])
-    assert np.isnan(columns["b"]).all()
-
-
 def test_help_teaches(capsys):
     for words, content in ((["--help"], "normals"), (["normals", "--help"], "exit codes"), (["regress", "-h"], "examples")):
         with pytest.raises(SystemExit) as stop:
             main(words)
         assert stop.value.code == 0
         assert content in capsys.readouterr().out
-
-
-# Pictures
-
-
-def test_views_are_rotations():
-    for size in ([1.0, 1, 1], [1, 3, 1], [5, 4, 0.2], [0.1, 2, 2]):
-        box = trimesh.creation.box(extents=size)
-        view = view_directions(Mesh(np.asarray(box.vertices), np.asarray(box.faces)))
-        np.testing.assert_allclose(view @ view.T, np.eye(3), atol=1e-12)
-        assert np.linalg.det(view) == pytest.approx(1)
-
-
-def test_angles():
-    one = np.array([[1.0, 0, 0], [0, 2, 0], [0, 0, 0]])
-    two = np.array([[1.0, 1, 0], [0, -1, 0], [0, 0, 1]])
-    np.testing.assert_allclose(angles_between(one, two), [45, 180, 90])

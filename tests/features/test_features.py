@@ -8,10 +8,12 @@ from oracles import cloud, dense_adjacency, paper_cloud, relative
 from swing_gp import (
     AccuracyWarning,
     FourierFeatures,
+    FourierGrid,
     Gaussian,
     ImplicitGraph,
     LandmarkFeatures,
     Laplace,
+    NeighborFeatures,
     PairwiseFeatures,
     PositiveFeatures,
 )
@@ -34,6 +36,20 @@ MAPS = {
 }
 
 
+def test_maps_know_the_lengthscales_they_hold_for():
+    graph = ImplicitGraph(cloud(40, 2), Gaussian(0.5))
+    made = {
+        1.25: LandmarkFeatures(graph, 10, generator=generator(0)),
+        1.5: NeighborFeatures(graph, 1e-3, room=1.5),
+        1.1: FourierGrid(graph, 1e-3, room=1.1),
+        math.inf: PairwiseFeatures(graph),
+    }
+    for room, features in made.items():
+        moved = features.bind(graph.with_edge(Gaussian(0.52)))
+        for factor in (1.0, 1 / 1.09, 1.2, 1.3, 1 / 1.6, 10.0):
+            assert moved.valid_for(Gaussian(0.5 * factor)) == (max(factor, 1 / factor) <= room)
+
+
 @pytest.mark.parametrize("name", MAPS)
 def test_adjoints_are_transposes(name):
     features = MAPS[name](raw_graph())
@@ -52,8 +68,9 @@ def test_degrees_are_evaluated_projected_ones(name):
     features = MAPS[name](raw_graph())
     x = cloud(7, 2, seed=5)
     degree = features.evaluate(x, features.project(torch.ones(40, 1, dtype=torch.float64))).squeeze(-1)
-    if name == "landmarks":  # plus what the landmarks cannot see
-        degree = degree + (1 - features.features(x).square().sum(-1))
+    if name == "landmarks":  # plus what the landmarks cannot see, there and at some node
+        most = (1 - features.node_features.square().sum(-1)).max()
+        degree = degree + (1 - features.features(x).square().sum(-1)).clamp_max(most)
     torch.testing.assert_close(features.log_degree(x).exp(), degree)
     torch.testing.assert_close(features.log_degree(), features.log_degree(features.graph.points))
 

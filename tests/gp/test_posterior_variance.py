@@ -1,10 +1,11 @@
 """Samples and standard deviations of matrix-free kernels where landmarks do not resolve the graph."""
 
+import gpytorch
 import pytest
 import torch
 from oracles import cloud, dense_kernel
 
-from swing_gp import Ball, Diffusion, FourierGrid, Gaussian, ImplicitGraph, graph_kernel, interpolate
+from swing_gp import Ball, Diffusion, DiffusionKernel, FourierGrid, Gaussian, ImplicitGraph, graph_kernel, interpolate
 from swing_gp.operators.grid_kernel import grid_kernel
 
 NODES = 1200  # beyond dense roots, and beyond variances that are solved for one by one
@@ -54,3 +55,28 @@ def test_diagonal_of_a_grid_kernel_with_a_long_time():
     estimate, error = operator.diagonal()[some], operator.diagonal_standard_error()[some]
     assert float((estimate / exact - 1).abs().max()) < 1  # 32 samples: four standard errors
     assert 0.6 < float(((estimate - exact) / error).square().mean().sqrt()) < 1.6
+
+
+def test_posterior_samples_off_the_graph_have_the_posterior_variance():
+    """Training inputs are nodes and test inputs are not: the prior samples that are corrected must be on one scale."""
+    points = cloud(80, 2)
+    off = points[:6] + 0.02
+    covariances = []
+    for features in ("grid", "pairwise"):
+        kernel = DiffusionKernel(points, lengthscale=0.1, time=3.0, features=features, tol=1e-8)
+        likelihood = gpytorch.likelihoods.GaussianLikelihood().double()
+        likelihood.noise = 0.01
+        with torch.no_grad():
+            covariances.append(model_of(kernel, likelihood, points[:60])(off).lazy_covariance_matrix)
+    with torch.no_grad():
+        squares = covariances[0].samples(4000, torch.Generator().manual_seed(0)).square()
+        exact = covariances[1].diagonal()
+    assert bool(((squares.mean(-1) - exact).abs() < 5 * squares.std(-1) / 4000**0.5).all())
+
+
+def model_of(kernel, likelihood, x):
+    class Model(gpytorch.models.ExactGP):
+        def forward(self, x):
+            return gpytorch.distributions.MultivariateNormal(x.new_zeros(len(x)), kernel(x))
+
+    return Model(x, torch.sin(5 * x[:, 0]), likelihood).eval()

@@ -28,6 +28,19 @@ def by_rule(kernel, known, values, rule, noise):
     return offset + cross @ torch.linalg.solve(noisy, values - offset)
 
 
+@pytest.mark.parametrize("rule", ["gp", "paper", "normalized"])
+@pytest.mark.parametrize("features", ["landmarks", "neighbors"])
+@pytest.mark.parametrize("unit", [1e-300, 1e300])
+def test_units_of_values_do_not_matter(rule, features, unit):
+    points, known, values = problem()
+    graph, units = ImplicitGraph(points, Gaussian(0.15)), torch.tensor([1.0, unit, unit], dtype=torch.float64)
+    words = {"rule": rule, "noise": 0.02 if rule == "gp" else None, "features": features}
+    plain, other = (interpolate(graph, known, v[known], Diffusion(3.0), **words) for v in (values, values * units))
+    torch.testing.assert_close(other.values / units, plain.values, rtol=1e-6, atol=1e-9)
+    if rule == "gp":
+        torch.testing.assert_close(other.std / units, plain.std, rtol=1e-6, atol=1e-9)
+
+
 @pytest.mark.parametrize("features", ROUTES)
 @pytest.mark.parametrize("rule", ["gp", "paper", "normalized"])
 @pytest.mark.parametrize("series", SERIES, ids=repr)
@@ -159,7 +172,7 @@ def test_the_logarithmic_laplacian_is_kept_to_its_last_eigenvalue():
         ({"noise": -1.0}, "noise must be positive"),
         ({"rule": "paper", "noise": 0.1}, "belongs to rule='gp'"),
         ({"series": None}, "series must be given with an ImplicitGraph"),
-        ({"graph": ImplicitGraph(cloud(200, 2), Gaussian(0.2), "random_walk")}, "needs a covariance"),
+        ({"graph": ImplicitGraph(cloud(200, 2), Gaussian(0.2), "random_walk")}, "needs a symmetric matrix"),
         ({"graph": torch.full((200, 2), float("nan"))}, "points must be finite"),
     ],
 )
@@ -208,7 +221,7 @@ def test_no_work_for_nodes_that_nobody_asked_about(monkeypatch):
         raise AssertionError("not needed")
 
     monkeypatch.setattr("swing_gp.operators.preconditioning.LandmarkFeatures", refuse)
-    monkeypatch.setattr("swing_gp.operators.low_rank_kernel.SeriesLinearOperator._diagonal", refuse)
+    monkeypatch.setattr("swing_gp.operators.polynomial_kernel.SeriesLinearOperator._diagonal", refuse)
     found = interpolate(graph, torch.arange(0, 3000, 2), points[::2, 0], Diffusion(5.0), noise=0.1, features="neighbors")
     assert torch.isfinite(found.values).all()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import warnings
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 from linear_operator.operators import to_linear_operator
 from oracles import cloud, dense_kernel, relative
 from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
 
 from swing_gp import (
     ConvergenceWarning,
@@ -98,12 +100,15 @@ def test_one_seed_one_result_and_files_round_trip(tmp_path):
     ("call", "message"),
     [
         (lambda x, y: GraphGPRegressor().fit(x, np.where(np.arange(len(y)) == 3, np.nan, y)), "move rows without a target"),
-        (lambda x, y: GraphGPRegressor().fit(x, y[:-1]), "y must have shape"),
-        (lambda x, y: GraphGPRegressor().fit(x[:, 0], y), "X must have shape"),
-        (lambda x, y: GraphGPRegressor().fit(np.where(x > 12, np.nan, x), y), "X must be finite"),
+        (lambda x, y: GraphGPRegressor(patience=0).fit(x, y), "patience must be a whole number of at least 1"),
+        (lambda x, y: GraphGPRegressor(learning_rate=-1).fit(x, y), "learning_rate must be positive"),
         (lambda x, y: GraphGPRegressor().fit(x, y, X_unlabeled=x[:, :1]), "X_unlabeled must have 2 columns"),
         (lambda x, y: GraphGPRegressor("rbf").fit(x, y), "kernel must be one of"),
-        (lambda x, y: GraphGPRegressor(max_steps=1).fit(x, y).predict(x[:, :1]), "X must have 2 columns as in fit"),
+        (lambda x, y: GraphGPRegressor(max_steps=1).fit(x, y).predict(x[:, :1]), "X has 1 features, but .* expecting 2"),
+        (lambda x, y: GraphGPRegressor(max_steps=1).fit(x, y).predict(1e200 * x), "X has rows 1e.150 standard deviations"),
+        (lambda x, y: GraphGPRegressor().fit(x, y, X_unlabeled=1e200 * x), "X_unlabeled has rows 1e.150 standard deviations"),
+        (lambda x, y: GraphGPRegressor().fit(x, 1e303 * y), "y has a column whose largest entry is not within"),
+        (lambda x, y: GraphGPRegressor().fit(1e-308 * x, y), "X has a column whose largest entry is not within"),
     ],
 )
 def test_bad_input(call, message):
@@ -117,6 +122,66 @@ def test_constant_columns_and_repeated_rows():
     x[40:] = x[:40]
     model = GraphGPRegressor(max_steps=5).fit(x, y)
     assert np.isfinite(model.predict(x, return_std=True)).all()
+
+
+def test_a_fit_that_is_refused_leaves_no_half_of_the_one_before():
+    x, y = data(60)
+    model = GraphGPRegressor(max_steps=0).fit(x, y)
+    for broken in (lambda: model.fit(x + 100, 1e303 * y), lambda: model.fit(x + 100, y, X_unlabeled=x[:, :1])):
+        with pytest.raises(ValueError, match=r"y has a column|X_unlabeled must have"):
+            broken()
+        with pytest.raises(NotFittedError):
+            model.predict(x)
+        model.fit(x, y)
+
+
+EPS = {np.float64: 2.0**-52, np.float32: 2.0**-23}
+
+
+@pytest.mark.parametrize("size", [1e-300, 0.1, 1e20])
+@pytest.mark.parametrize("features", ["landmarks", "neighbors"])
+def test_a_column_that_varies_by_rounding_alone_changes_nothing(size, features):
+    x, y = data(120)
+    # Three roundings to either side, as unit conversions leave them.
+    column = size * (1 + np.finfo(float).eps * np.random.default_rng(1).integers(-3, 4, size=(120, 1)))
+    assert len(np.unique(column)) > 3
+    wide = np.concatenate([x, column], 1)
+    model = GraphGPRegressor("matern", features=features, max_steps=2, ard=True)
+    plain = clone(model).fit(x[:80], y[:80], x[80:])
+    with pytest.warns(UserWarning, match=r"X varies by rounding alone in columns \[2\]"):
+        model.fit(wide[:80], y[:80], wide[80:])
+    np.testing.assert_allclose(model.predict(wide), plain.predict(x), rtol=1e-5)
+    # What varies by more is no constant: a tenth of a millimetre at the radius of the Earth.
+    column = 6.4e6 + 1e-4 * y[:, None]
+    model.fit(np.concatenate([x, column], 1)[:80], y[:80])
+    assert float(model.x_scale_[2]) == pytest.approx(1e-4 * y[:80].std(), rel=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_roundings_are_those_of_the_dtype(dtype):
+    x = data(60)[0]
+    steps = np.random.default_rng(1).integers(-3, 4, size=60)
+    with pytest.warns(UserWarning, match="y varies by rounding alone in columns"):
+        model = GraphGPRegressor(max_steps=2).fit(x, (300 * (1 + EPS[dtype] * steps)).astype(dtype))
+    np.testing.assert_allclose(model.predict(x), 300, rtol=1e-5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        GraphGPRegressor(max_steps=0).fit(x, (300 * (1 + 100 * EPS[dtype] * steps)).astype(dtype))
+        GraphGPRegressor(max_steps=0).fit(x, np.full(60, 300, dtype))  # constant, and known to be
+
+
+@pytest.mark.parametrize("size", [1e-300, 1e300])
+@pytest.mark.parametrize("features", ["landmarks", "neighbors"])
+def test_units_do_not_matter(size, features):
+    x, y = data(120)
+    y = np.stack([y, np.sin(y)], 1)
+    fit = lambda x, y: GraphGPRegressor("matern", features=features, max_steps=2).fit(x[:80], y[:80], x[80:])  # noqa: E731
+    plain, of_y, of_x = fit(x, y), fit(x, y * [1, size]), fit(x * [1, size], y)
+    for ours, truth in zip(of_y.predict(x, return_std=True), plain.predict(x, return_std=True), strict=True):
+        np.testing.assert_allclose(ours / [1, size], truth, rtol=1e-5)
+    np.testing.assert_allclose(of_y.noise_ / [1, size], plain.noise_, rtol=1e-5)
+    np.testing.assert_allclose(of_y.sample_y(x[:5], 3) / [[1], [size]], plain.sample_y(x[:5], 3), rtol=1e-4)
+    np.testing.assert_allclose(of_x.predict(x * [1, size]), plain.predict(x), rtol=1e-5)
 
 
 # Solves

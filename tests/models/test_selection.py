@@ -35,6 +35,17 @@ def brute_force(kernel, values, rule, noise, criterion):
     return -float((predicted - values).square().mean().sqrt())
 
 
+@pytest.mark.parametrize("unit", [1e-300, 1e300])
+@pytest.mark.parametrize("criterion", ["rmse", "cosine", "likelihood"])
+def test_the_choice_does_not_depend_on_the_unit(criterion, unit):
+    points, known, values = problem()
+    plain, other = (select(points, known, size * values[known], criterion=criterion) for size in (1.0, unit))
+    chosen, expected = ((repr(best.series), repr(best.graph.edge), best.noise) for best in (other, plain))
+    assert chosen == expected
+    score = {"rmse": plain.score * unit, "cosine": plain.score, "likelihood": plain.score - math.log(unit)}[criterion]
+    assert other.score == pytest.approx(score, rel=1e-6, abs=0)
+
+
 CASES = [
     (rule, normalization)
     for rule in ("gp", "paper", "normalized")

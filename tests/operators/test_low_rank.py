@@ -1,10 +1,14 @@
 """The closed forms of CONTRACT.md on LowRankPlusDiagonal, beyond the shipped suite."""
 
+import gpytorch
 import pytest
 import torch
 from linear_operator.operators import ConstantDiagLinearOperator, DiagLinearOperator, RootLinearOperator
+from oracles import cloud, dense_kernel
 
-from swing_gp import Diffusion, Gaussian, ImplicitGraph, LowRankPlusDiagonal, Walks, graph_kernel
+from swing_gp import Diffusion, DiffusionKernel, Gaussian, ImplicitGraph, LowRankPlusDiagonal, Walks, graph_kernel
+from swing_gp.linalg.reducer import Reducer
+from swing_gp.operators.low_rank_covariance import LowRankCross
 
 
 def generator(seed=0):
@@ -152,3 +156,84 @@ def test_mismatched_shapes_are_named():
     ):
         with pytest.raises(ValueError, match=message):
             LowRankPlusDiagonal(*parts)
+
+
+# Equal points
+
+
+def test_inputs_that_are_listed_three_times_have_the_gradients_of_a_dense_gp():
+    points, ids = cloud(30, 2), torch.arange(30).repeat(3)
+    y = torch.randn(90, generator=generator(1), dtype=torch.float64)
+    kernel = DiffusionKernel(points, lengthscale=0.3, time=1.0, features="landmarks", num_features=30)
+    prior = gpytorch.distributions.MultivariateNormal(torch.zeros(90, dtype=torch.float64), kernel(ids.unsqueeze(-1)))
+    likelihood = gpytorch.likelihoods.FixedNoiseGaussianLikelihood(torch.full((90,), 0.1, dtype=torch.float64))
+    ours = likelihood(prior).log_prob(y)
+    (slope,) = torch.autograd.grad(ours, kernel.raw_time)
+
+    time = torch.tensor(1.0, dtype=torch.float64, requires_grad=True)
+    dense = dense_kernel(ImplicitGraph(points, Gaussian(0.3)), Diffusion(time))[ids][:, ids]
+    covariance = dense + 0.1 * torch.eye(90, dtype=torch.float64)
+    truth = torch.distributions.MultivariateNormal(torch.zeros(90, dtype=torch.float64), covariance).log_prob(y)
+    (expected,) = torch.autograd.grad(truth, time)
+    torch.testing.assert_close(ours, truth, rtol=1e-9, atol=0)
+    softplus = torch.sigmoid(kernel.raw_time.detach()).reshape(())
+    torch.testing.assert_close(slope.reshape(()), expected * softplus, rtol=1e-7, atol=0)
+
+
+def test_a_transposed_block_of_repeated_points_has_the_gradient_of_its_dense_form():
+    left, right, core = (torch.randn(size, 3, generator=generator(size), dtype=torch.float64) for size in (4, 5, 3))
+    groups = torch.tensor([0, 1, 0, 2]), torch.tensor([0, 0, 3, 1, 0])
+    values = torch.tensor([0.5, 0.7, 0.9], dtype=torch.float64, requires_grad=True)
+    v = torch.randn(4, 2, generator=generator(9), dtype=torch.float64)
+    cross = LowRankCross(left, core, right, values[groups[0]], groups=groups)
+    dense = left @ core @ right.mT + (groups[0].unsqueeze(-1) == groups[1]) * values[groups[0]].unsqueeze(-1)
+    torch.testing.assert_close(cross.mT.to_dense(), dense.mT)
+    slopes = [torch.autograd.grad((matrix @ v).sin().sum(), values)[0] for matrix in (cross.mT, dense.mT)]
+    torch.testing.assert_close(*slopes)
+
+
+# Rows that are a part of them
+
+
+class Twice(Reducer):
+    """As if another process held the same rows."""
+
+    size = 2
+
+    def sum(self, x, step):
+        return 2 * x
+
+    def count(self, rows):
+        return 2 * rows
+
+    def refuse(self, what, remedy=""):
+        raise ValueError(f"{what} needs all rows")
+
+
+def test_sums_over_rows_end_in_the_reducer_of_the_operator():
+    factor, y = (torch.randn(10, size, generator=generator(size), dtype=torch.float64) for size in (3, 2))
+    core, diag = 0.5 * torch.eye(3, dtype=torch.float64), 1 + torch.rand(10, generator=generator(), dtype=torch.float64)
+    part = LowRankPlusDiagonal(factor, core, diag, shards=Twice())
+    whole = LowRankPlusDiagonal(factor.repeat(2, 1), core, diag.repeat(2))
+    noise = torch.tensor(0.2, dtype=torch.float64)
+
+    def made(operator):
+        rows = operator.shape[-1] // 10
+        yield operator, y.repeat(rows, 1)
+        yield 2.5 * operator, y.repeat(rows, 1)
+        yield operator.add_diagonal(noise), y.repeat(rows, 1)
+        yield operator.mT, y.repeat(rows, 1)
+        yield operator.expand(2, *operator.shape), y.repeat(rows, 1).expand(2, -1, -1)
+        yield operator + operator, y.repeat(rows, 1)
+
+    for (ours, rhs), (truth, all_rows) in zip(made(part), made(whole), strict=True):
+        torch.testing.assert_close(ours @ rhs, (truth @ all_rows)[..., :10, :])
+        torch.testing.assert_close(ours.solve(rhs), truth.solve(all_rows)[..., :10, :])
+        for one, two in zip(ours.inv_quad_logdet(rhs, logdet=True), truth.inv_quad_logdet(all_rows, logdet=True), strict=True):
+            torch.testing.assert_close(one, two)
+    for call in (
+        *(part.to_dense, part.root_decomposition, part.root_inv_decomposition, lambda: part.zero_mean_mvn_samples(2)),
+        *(lambda: part[0, 1], lambda: part[:2, 3:].to_dense()),
+    ):
+        with pytest.raises(ValueError, match="needs all rows"):
+            call()

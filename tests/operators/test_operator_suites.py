@@ -24,7 +24,10 @@ from swing_gp import (
     graph_kernel,
     grf_kernel,
 )
+from swing_gp.graphs.inputs import nodes_of
+from swing_gp.operators.batch import Stack
 from swing_gp.operators.low_rank_covariance import LowRankCross, LowRankPlusGroups
+from swing_gp.operators.preconditioning import LandmarkApproximation
 
 SIZE = 7
 
@@ -142,7 +145,22 @@ class TestLowRankPlusGroups(LinearOperatorTestCase, unittest.TestCase):
         factor, core, noise, shared = linear_op._args
         (group,) = linear_op._kwargs["groups"]
         same = group.unsqueeze(-1) == group.unsqueeze(-2)
-        return factor @ core @ factor.mT + torch.diag(noise) + same * shared[group].unsqueeze(-1)
+        member = shared.gather(-1, group.expand(factor.shape[:-1]))
+        return factor @ core @ factor.mT + torch.diag_embed(noise) + same * member.unsqueeze(-1)
+
+
+class TestLowRankPlusGroupsBatch(TestLowRankPlusGroups):
+    batch: tuple[int, ...] = (2,)
+
+    def create_linear_op(self):
+        group = torch.stack([torch.tensor([0, 1, 0, 2, 2, 2, 3, 1]).roll(i) for i in range(torch.Size(self.batch).numel())])
+        half, noise = randn(*self.batch, 5, 5, seed=1), randn(*self.batch, 8, seed=2).abs() + 0.5
+        shared, core = randn(*self.batch, 4, seed=3).abs(), half @ half.mT / 5
+        return LowRankPlusGroups(randn(*self.batch, 8, 5), core, noise, shared, groups=(group.reshape(*self.batch, 8),))
+
+
+class TestLowRankPlusGroupsMultiBatch(TestLowRankPlusGroupsBatch):
+    batch = (3, 2)
 
 
 class TestLowRankCross(RectangularLinearOperatorTestCase, unittest.TestCase):
@@ -155,7 +173,24 @@ class TestLowRankCross(RectangularLinearOperatorTestCase, unittest.TestCase):
     def evaluate_linear_op(self, linear_op):
         left, core, right, shared = linear_op._args
         rows, columns = linear_op._kwargs["groups"]
-        return left @ core @ right.mT + (rows.unsqueeze(-1) == columns) * shared.unsqueeze(-1)
+        return left @ core @ right.mT + (rows.unsqueeze(-1) == columns.unsqueeze(-2)) * shared.unsqueeze(-1)
+
+
+class TestLowRankCrossBatch(TestLowRankCross):
+    """A batch of lists of rows, and one list of columns that all of it shares."""
+
+    batch: tuple[int, ...] = (2,)
+
+    def create_linear_op(self):
+        half, count = randn(*self.batch, 4, 4, seed=1), torch.Size(self.batch).numel()
+        rows = torch.stack([torch.arange(5).roll(i) for i in range(count)]).reshape(*self.batch, 5)
+        left, right = randn(*self.batch, 5, 4), randn(*self.batch, 6, 4, seed=2)
+        shared = torch.linspace(0.2, 1, 5)[rows]
+        return LowRankCross(left, half @ half.mT, right, shared, groups=(rows, torch.tensor([5, 1, 6, 3, 7, 1])))
+
+
+class TestLowRankCrossMultiBatch(TestLowRankCrossBatch):
+    batch = (3, 2)
 
 
 # Through the two verbs
@@ -346,6 +381,72 @@ class TestBroadcast(BroadcastSuite, unittest.TestCase):
 
 class TestMultiBroadcast(BroadcastSuite, unittest.TestCase):
     batch = (3, 2)
+
+
+class StackSuite(LinearOperatorTestCase):
+    """Kernels of different graphs, one after another."""
+
+    seed = 0
+    should_call_cg = False  # ours, not linear_operator's
+    should_call_lanczos = False
+    batch: tuple[int, ...] = ()
+
+    def create_linear_op(self):
+        graphs = (ImplicitGraph(points() + 0.1 * i, Gaussian(0.2 + 0.1 * i)) for i in range(torch.Size(self.batch).numel()))
+        kernels = (graph_kernel(graph, Diffusion(1.0), features="pairwise") for graph in graphs)
+        return Stack(*kernels, batch=torch.Size(self.batch))
+
+    def evaluate_linear_op(self, linear_op):
+        dense = [TestSeries().evaluate_linear_op(element) for element in linear_op.elements()]
+        return torch.stack(dense).reshape(linear_op.shape)
+
+
+class TestStack(StackSuite, unittest.TestCase):
+    batch = (2,)
+
+
+class TestMultiStack(StackSuite, unittest.TestCase):
+    batch = (3, 2)
+
+
+class KernelBlocksSuite:
+    """Blocks of one kernel between nodes, which are entries of it."""
+
+    seed = 0
+    should_call_cg = False
+    should_call_lanczos = False
+    rows: torch.Tensor
+    columns: torch.Tensor
+
+    def create_linear_op(self):
+        kernel, at = TestSeries().create_linear_op(), points()
+        rows = nodes_of(at, self.rows)
+        columns = rows if self.columns is self.rows else nodes_of(at, self.columns)
+        return kernel.covariance(rows, columns, LandmarkApproximation(kernel.graph, kernel.series))
+
+    def evaluate_linear_op(self, linear_op):
+        dense = TestSeries().evaluate_linear_op(linear_op.whole.base)
+        return linear_op.whole.outputscale * dense[self.rows.unsqueeze(-1), self.columns.unsqueeze(-2)]
+
+
+class TestKernelBlocks(KernelBlocksSuite, LinearOperatorTestCase, unittest.TestCase):
+    rows = columns = torch.tensor([[3, 0, 5, 1], [4, 6, 0, 2]])
+
+
+class TestKernelBlocksMultiBatch(KernelBlocksSuite, LinearOperatorTestCase, unittest.TestCase):
+    rows = columns = torch.stack([torch.arange(7).roll(i)[:4] for i in range(6)]).reshape(3, 2, 4)
+
+
+class TestKernelBlocksOfSharedColumns(KernelBlocksSuite, RectangularLinearOperatorTestCase, unittest.TestCase):
+    rows, columns = torch.tensor([[3, 0, 5], [4, 6, 0]]), torch.tensor([1, 3, 0, 6, 2])
+
+
+class TestKernelBlocksOfSharedRows(KernelBlocksSuite, RectangularLinearOperatorTestCase, unittest.TestCase):
+    rows, columns = torch.tensor([1, 3, 0, 6, 2]), torch.tensor([[3, 0, 5], [4, 6, 0]])
+
+
+class TestRectangularKernelBlocks(KernelBlocksSuite, RectangularLinearOperatorTestCase, unittest.TestCase):
+    rows, columns = torch.tensor([[3, 0, 5], [4, 6, 0]]), torch.tensor([[0, 1, 4, 2], [5, 6, 1, 0]])
 
 
 # Explicit graphs

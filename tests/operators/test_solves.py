@@ -22,8 +22,12 @@ from swing_gp import (
     grf_kernel,
     solve,
 )
+from swing_gp.operators import regimes
+from swing_gp.operators.estimated_diagonal import estimated_diagonal
 from swing_gp.operators.grid_kernel import grid_kernel
 from swing_gp.operators.noisy import NoisyKernelLinearOperator
+from swing_gp.operators.preconditioning import LandmarkApproximation
+from swing_gp.operators.variance import mean_variance
 
 SIZE = 1000  # above 800, where linear_operator's own solves end at a residual of 1
 GRAPH = ImplicitGraph(cloud(SIZE, 2), Gaussian(0.03))
@@ -103,9 +107,9 @@ def test_a_multiple_is_that_multiple(kernels):
     assert relative((-1.0 * operator) @ Y, -dense @ Y) < 1e-5
     # what preconditions a kernel preconditions its multiples
     grid, tenth = kernels["grid"], 0.1 * NOISE
-    close = (0.1 * grid).add_diagonal(tenth)._preconditioning[1]
+    close = (0.1 * grid).add_diagonal(tenth)._preconditioner()[1]
     assert close is not None
-    assert relative(close @ Y, 0.1 * (grid.add_diagonal(NOISE)._preconditioning[1] @ Y)) < 1e-10
+    assert relative(close @ Y, 0.1 * (grid.add_diagonal(NOISE)._preconditioner()[1] @ Y)) < 1e-10
 
 
 def test_a_batch_of_targets_has_the_likelihoods_of_each(kernels):
@@ -204,3 +208,112 @@ def test_the_diagonal_of_a_large_random_walk_kernel_is_estimated():
     assert float(((estimate - truth) / error).square().mean()) < 2
     with pytest.raises(ValueError, match="use normalization='symmetric'"):
         solve(operator, torch.ones(2500, dtype=torch.float64), 0.1)
+
+
+# Regimes
+
+
+def log_likelihood_terms(operator, time):
+    noisy = operator(time).add_diagonal(torch.tensor(0.05, dtype=torch.float64))
+    quadratic, logdet = noisy.inv_quad_logdet(Y[:, 0], logdet=True)
+    gradients = [torch.autograd.grad(term, time, retain_graph=True)[0] for term in (quadratic, logdet)]
+    return float(quadratic.detach()), float(logdet.detach()), *map(float, gradients)
+
+
+@pytest.mark.parametrize("scale", [0.1, 0.02])
+def test_quadratic_terms_determinants_and_their_gradients_by_iteration(scale):
+    """At the larger lengthscale landmarks precondition."""
+    graph = ImplicitGraph(GRAPH.points, Gaussian(scale))
+    time = torch.tensor(3.0, dtype=torch.float64, requires_grad=True)
+
+    def operator(time):
+        return graph_kernel(graph, Diffusion(time), features="grid", tol=1e-8)
+
+    noisy = operator(time).add_diagonal(torch.tensor(0.05, dtype=torch.float64))
+    assert (noisy._preconditioner()[0] is not None) == (scale == 0.1)
+    state = torch.get_rng_state()
+    ours = log_likelihood_terms(operator, time)
+    assert ours == log_likelihood_terms(operator, time)
+    assert torch.equal(state, torch.get_rng_state())
+    value, error = noisy.logdet_with_error()
+    assert value == pytest.approx(ours[1], rel=1e-12)
+
+    values, vectors = torch.linalg.eigh(dense_adjacency(graph))
+    spectrum = torch.exp(-time * (1 - values)) + 0.05
+    quadratic, logdet = ((vectors.mT @ Y[:, 0]).square() / spectrum).sum(), spectrum.log().sum()
+    slopes = [torch.autograd.grad(term, time, retain_graph=True)[0] for term in (quadratic, logdet)]
+    assert ours[0] == pytest.approx(float(quadratic.detach()), rel=1e-5)
+    assert ours[2] == pytest.approx(float(slopes[0]), rel=1e-4)
+    assert abs(ours[1] - float(logdet.detach())) < 4 * error + 1e-6  # of the grid
+    assert error < 0.01 * abs(ours[1])
+    assert ours[3] == pytest.approx(float(slopes[1]), rel=0.05)
+
+
+def test_small_kernels_are_solved_with_to_second_order():
+    graph = ImplicitGraph(cloud(12, 2), Gaussian(0.3))
+    y = Y[:12]
+
+    def terms(time, noise):
+        noisy = graph_kernel(graph, Diffusion(time), features="pairwise").add_diagonal(noise)
+        return noisy.solve(y).sum(), *noisy.inv_quad_logdet(y, logdet=True)
+
+    inputs = tuple(torch.tensor(value, dtype=torch.float64, requires_grad=True) for value in (1.5, 0.2))
+    assert torch.autograd.gradcheck(terms, inputs)
+    assert torch.autograd.gradgradcheck(terms, inputs)
+
+
+def test_sizes_and_switches_say_what_is_dense():
+    assert regimes.is_dense(800, settings.fast_computations.solves)
+    assert not regimes.is_dense(801, settings.fast_computations.solves)
+    with settings.fast_computations(solves=False), settings.max_cholesky_size(10**6):
+        assert regimes.is_dense(2000, settings.fast_computations.solves)
+        assert not regimes.is_dense(2001, settings.fast_computations.solves)
+    with settings.cg_tolerance(1.0), settings.num_trace_samples(3):
+        assert (regimes.solve_tolerance(torch.float64), regimes.num_probes()) == (1e-6, 10)
+    with settings.cg_tolerance(1e-9), settings.num_trace_samples(50):
+        assert (regimes.solve_tolerance(torch.float64), regimes.num_probes()) == (1e-9, 50)
+
+
+@pytest.mark.parametrize("features", ["neighbors", "landmarks"])
+@pytest.mark.parametrize("tol", [1e-3, 1e-6, 1e-12, 1e-18])  # the last is below rounding
+def test_converged_means_that_the_measured_residual_is_at_most_the_tolerance(features, tol):
+    operator = graph_kernel(GRAPH, Diffusion(3.0), features=features)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        found = solve(operator, Y, NOISE, tol)
+    noisy = operator.add_diagonal(NOISE)
+    measured = float(((noisy @ found.solution - Y).norm(dim=0) / Y.norm(dim=0)).max())
+    assert found.residuals[-1] == pytest.approx(measured, rel=0.5)
+    assert found.converged == (found.residuals[-1] <= tol) == (tol > 1e-17)
+
+
+# Estimates of diagonals
+
+
+@pytest.mark.parametrize("features", ["neighbors", "grid", "pairwise"])
+def test_the_mean_variance_is_exact_on_small_graphs(features):
+    graph = ImplicitGraph(cloud(300, 2), Gaussian(0.08))
+    lengthscale = torch.tensor(0.08, dtype=torch.float64, requires_grad=True)
+    operator = graph_kernel(ImplicitGraph(graph.points, Gaussian(lengthscale)), Diffusion(4.0), features=features, tol=1e-8)
+    value, truth = mean_variance(operator), operator.diagonal().mean()
+    torch.testing.assert_close(value, truth, rtol=1e-6, atol=0)
+    slopes = [torch.autograd.grad(term, lengthscale)[0] for term in (value, truth)]
+    torch.testing.assert_close(*slopes, rtol=1e-5, atol=0)
+
+
+def test_landmarks_are_a_control_variate_of_the_mean_variance():
+    graph = ImplicitGraph(cloud(2500, 2), Gaussian(0.1))
+    operator = graph_kernel(graph, Diffusion(5.0), features="grid", tol=1e-7)
+    truth = float(Diffusion(5.0)(torch.linalg.eigvalsh(dense_adjacency(graph))).mean())
+    plain, ours = (float(mean_variance(operator, of)) for of in (None, LandmarkApproximation(graph, operator.series)))
+    assert abs(ours / truth - 1) < 1e-3
+    assert abs(ours - truth) < 0.1 * abs(plain - truth)
+
+
+def test_estimates_leave_the_global_generator_alone():
+    graph = ImplicitGraph(cloud(2100, 2), Gaussian(0.013))
+    operator = grid_kernel(FourierGrid(graph, 1e-4), Diffusion(50.0))
+    state = torch.get_rng_state()
+    one, two = (estimated_diagonal(operator, None)[0] for _ in range(2))  # by samples: no control variate
+    assert torch.equal(one, two)
+    assert torch.equal(state, torch.get_rng_state())

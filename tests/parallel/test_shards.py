@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import os
@@ -11,7 +12,6 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -19,14 +19,12 @@ import pytest
 import ranks
 import torch
 import torch.distributed as dist
-from linear_operator.settings import cg_tolerance
-from oracles import cloud, dense_kernel, relative
+from oracles import cloud, relative
 
 from swing_gp import (
     Diffusion,
     DiffusionKernel,
     Gaussian,
-    GraphGPRegressor,
     ImplicitGraph,
     LandmarkFeatures,
     StreamedGP,
@@ -36,8 +34,8 @@ from swing_gp import (
     solve,
 )
 from swing_gp.cli.main import main
-from swing_gp.parallel.files import ShardError, average_gradients, load_shard, local_gradients, save_part, sharded
-from swing_gp.parallel.shards import largest_of, total
+from swing_gp.linalg.reducer import LOCAL
+from swing_gp.parallel import ShardError, Shards, load_shard, save_part
 
 ROOT = Path(__file__).parents[2]
 NUMBER = 240
@@ -50,45 +48,31 @@ SHARES = {  # which part of the whole each rank holds
 ROUTES = {
     "landmarks": {"features": "landmarks", "num_features": 40},
     "fourier": {"features": "fourier", "num_features": 300},
-    "small grid": {"features": "grid", "tol": 1e-6, "lengthscale": 0.5},
-    "grid": {"features": "grid", "tol": 1e-8, "lengthscale": 0.15},
 }
 
 
-def compute(part, route, normalization, rank=None, place=None):
+def compute(part, route, normalization, shards=LOCAL):
     """Everything of one kernel on the rows of a part."""
-    options = dict(ROUTES[route])
-    points = cloud(NUMBER, 2)[part].clone()
+    points = cloud(NUMBER, 2)[part].clone().requires_grad_(True)
     generator = torch.Generator().manual_seed(1)
     rhs = torch.randn(NUMBER, 3, dtype=torch.float64, generator=generator)[part]
-    lengthscale = torch.tensor(options.pop("lengthscale", 0.3), dtype=torch.float64, requires_grad=True)
+    lengthscale = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
     time = torch.tensor(2.0 if normalization else 0.02, dtype=torch.float64, requires_grad=True)
     noise = torch.tensor(0.1, dtype=torch.float64, requires_grad=True)
-    movable = "grid" not in route
-    points.requires_grad_(movable)
-    with cg_tolerance(1e-13), nullcontext() if rank is None else sharded(place=place) as shards:
-        average_gradients(lengthscale, time, noise)
-        if movable:
-            local_gradients(points)
-        graph = ImplicitGraph(points, Gaussian(lengthscale), normalization)
-        kernel = graph_kernel(graph, Diffusion(time), **options)
-        found = {"product": kernel @ rhs, "solve": solve(kernel, rhs, noise.detach(), tol=1e-11).solution}
-        noisy = kernel.add_diagonal(noise)
-        if route == "grid":
-            found["quadratic"] = noisy.inv_quad(rhs)
-        else:
-            found["quadratic"], found["logdet"] = noisy.inv_quad_logdet(rhs, logdet=True)
-        loss = sum(found[name] for name in ("quadratic", "logdet") if name in found)
-        wanted = [lengthscale, time, noise, *([points] if movable else [])]
-        found["gradients"] = torch.stack(torch.autograd.grad(loss, wanted[:3], retain_graph=True))
-        if movable:
-            found["for points"] = torch.autograd.grad(loss, points)[0]
-        found["bytes"] = None if rank is None else dict(shards.bytes)
-    return {name: value.detach() if torch.is_tensor(value) else value for name, value in found.items()}
+    shards.average_gradients(lengthscale, time, noise)
+    shards.local_gradients(points)
+    graph = ImplicitGraph(points, Gaussian(lengthscale), normalization, shards=shards)
+    kernel = graph_kernel(graph, Diffusion(time), **ROUTES[route])
+    found = {"product": kernel @ rhs, "solve": solve(kernel, rhs, noise.detach(), tol=1e-11).solution}
+    found["quadratic"], found["logdet"] = kernel.add_diagonal(noise).inv_quad_logdet(rhs, logdet=True)
+    loss = found["quadratic"] + found["logdet"]
+    *gradients, found["for points"] = torch.autograd.grad(loss, [lengthscale, time, noise, points])
+    found["gradients"] = torch.stack(gradients)
+    return {name: value.detach() for name, value in found.items()}
 
 
 def on_rank(rank, world, parts, places, *args):
-    return compute(parts[rank], *args, rank=rank, place=places[rank])
+    return compute(parts[rank], *args, shards=Shards(place=places[rank]))
 
 
 @pytest.mark.parametrize("normalization", ["symmetric", None])
@@ -103,54 +87,49 @@ def test_shards_agree_with_one_process(shares, route, normalization):
     order = sorted(range(len(parts)), key=lambda rank: places[rank])
     found = ranks.run(on_rank, len(parts), parts, places, *args)
     for name in ("product", "solve", "for points"):
-        if name in whole:
-            assert relative(torch.cat([found[rank][name] for rank in order]), whole[name]) < 1e-10, name
+        assert relative(torch.cat([found[rank][name] for rank in order]), whole[name]) < 1e-10, name
     for name in ("quadratic", "logdet", "gradients"):
         for result in found:
-            if name in whole:
-                assert relative(result[name], whole[name]) < 1e-10, name
+            assert relative(result[name], whole[name]) < 1e-10, name
 
 
 def traffic(rank, world, number):
-    """Bytes of a product on landmarks, of one on a grid, and of a training step."""
+    """Bytes of a product on landmarks and of a training step."""
     points = cloud(number, 2)[rank * number // world : (rank + 1) * number // world].clone()
     rhs = torch.ones(len(points), 1, dtype=torch.float64)
-    with sharded() as shards:
-        graph = ImplicitGraph(points, Gaussian(0.3))
-        kernels = [graph_kernel(graph, Diffusion(2.0), **options) for options in (ROUTES["landmarks"], {"features": "grid"})]
-        counts = []
-        for kernel in kernels:
-            shards.bytes.clear()
-            kernel @ rhs
-            counts.append(sum(shards.bytes.values()))
-        gp = StreamedGP(DiffusionKernel(points, lengthscale=0.3, features="landmarks", num_features=40))
-        gp.marginal_log_likelihood(rhs[:, 0])
-        shards.bytes.clear()
-        (-gp.marginal_log_likelihood(rhs[:, 0])).backward()
-        return [*counts, sum(shards.bytes.values())]
+    shards = Shards()
+    graph = ImplicitGraph(points, Gaussian(0.3), shards=shards)
+    kernel = graph_kernel(graph, Diffusion(2.0), **ROUTES["landmarks"])
+    shards.bytes.clear()
+    kernel @ rhs
+    product = sum(shards.bytes.values())
+    gp = StreamedGP(DiffusionKernel(graph, features="landmarks", num_features=40))
+    gp.marginal_log_likelihood(rhs[:, 0])
+    shards.bytes.clear()
+    (-gp.marginal_log_likelihood(rhs[:, 0])).backward()
+    return [product, sum(shards.bytes.values())]
 
 
 def test_bytes_do_not_grow_with_the_number_of_nodes():
     few, many = (ranks.run(traffic, 2, number)[0] for number in (400, 4000))
     assert few[0] == many[0] == 40 * 8
-    # The box of more points is larger by a little, and a grid may have a mode more an axis.
-    assert many[1] <= 1.2 * few[1]
-    assert few[2] == many[2] < 20 * 40 * 40 * 8
+    assert few[1] == many[1] < 20 * 40 * 40 * 8
 
 
-def covariances(part, rank=None):
+def covariances(part, shards=LOCAL):
     """Products with covariances of a GPyTorch kernel, at the nodes and off the graph."""
     points, off = cloud(NUMBER, 2)[part].clone(), 1.2 * cloud(15, 2, seed=5)
     v = torch.arange(NUMBER, dtype=torch.float64)[part].cos().unsqueeze(-1)
-    with nullcontext() if rank is None else sharded():
-        kernel = DiffusionKernel(points, lengthscale=0.3, time=3.0, features="landmarks", num_features=40, normalize=True)
-        noisy = kernel(points).evaluate_kernel().add_diagonal(torch.tensor(0.1, dtype=torch.float64))
-        at_nodes = kernel(points).evaluate_kernel() @ v
-        return at_nodes.detach(), (kernel(off, points).evaluate_kernel() @ noisy.solve(v)).detach()
+    graph = ImplicitGraph(points, Gaussian(0.3), shards=shards)
+    kernel = DiffusionKernel(graph, time=3.0, features="landmarks", num_features=40, normalize=True)
+    kernel = copy.deepcopy(kernel)  # as GPyTorch and BoTorch make copies
+    noisy = kernel(points).evaluate_kernel().add_diagonal(torch.tensor(0.1, dtype=torch.float64))
+    at_nodes = kernel(points).evaluate_kernel() @ v
+    return at_nodes.detach(), (kernel(off, points).evaluate_kernel() @ noisy.solve(v)).detach()
 
 
 def covariances_on_rank(rank, world, parts):
-    return covariances(parts[rank], rank)
+    return covariances(parts[rank], Shards())
 
 
 def test_covariances_of_kernels_are_those_of_one_process():
@@ -167,23 +146,23 @@ def test_covariances_of_kernels_are_those_of_one_process():
 
 def fit_until_killed(rank, world, how, folder):
     points = cloud(600, 2)[rank * 200 : (rank + 1) * 200].clone()
-    with sharded():
-        gp = StreamedGP(DiffusionKernel(points, lengthscale=0.3, features="landmarks", num_features=20))
-        if rank == 1:
-            step = gp.marginal_log_likelihood
+    graph = ImplicitGraph(points, Gaussian(0.3), shards=Shards())
+    gp = StreamedGP(DiffusionKernel(graph, features="landmarks", num_features=20))
+    if rank == 1:
+        step = gp.marginal_log_likelihood
 
-            def fail(*args):
-                fail.calls += 1
-                if fail.calls == 3:
-                    Path(folder, "lost").touch()
-                    if how == "killed":
-                        os.kill(os.getpid(), signal.SIGKILL)
-                    time.sleep(60)
-                return step(*args)
+        def fail(*args):
+            fail.calls += 1
+            if fail.calls == 3:
+                Path(folder, "lost").touch()
+                if how == "killed":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                time.sleep(60)
+            return step(*args)
 
-            fail.calls = 0
-            gp.marginal_log_likelihood = fail
-        gp.fit(points[:, 0].clone(), steps=1000)
+        fail.calls = 0
+        gp.marginal_log_likelihood = fail
+    gp.fit(points[:, 0].clone(), steps=1000)
 
 
 STEPS_OF_A_FIT = "count|check|landmarks|degrees|Gram matrix|statistics of the targets|parameters"
@@ -224,52 +203,39 @@ def refusals(rank, world):
         else:
             raise AssertionError(f"{len(messages)} was not refused")
 
-    with sharded():
-        refused(lambda: ImplicitGraph(bad, Gaussian(0.3)))
-        refused(lambda: ImplicitGraph(points[:0], Gaussian(0.3)))
-        graph = ImplicitGraph(points, Gaussian(0.3))
-        for options in ({}, {"features": "neighbors"}, {"features": "pairwise"}, {"features": "positive"}):
-            refused(lambda options=options: graph_kernel(graph, Diffusion(1.0), **options))
-        refused(lambda: graph_kernel(graph, Diffusion(1.0), features="fourier", walks=Walks(2)))
-        kernel = graph_kernel(graph, Diffusion(1.0), features="landmarks", num_features=10)
-        refused(kernel.estimate_error)
-        grid = graph_kernel(ImplicitGraph(points, Gaussian(0.05)), Diffusion(1.0), features="grid")
-        refused(lambda: grid.add_diagonal(torch.tensor(0.1).double()).inv_quad_logdet(points, logdet=True))
-        refused(lambda: grid.add_diagonal(torch.tensor(0.1).double()).logdet_with_error())
-        refused(lambda: LandmarkFeatures(graph, landmarks=torch.tensor([0, -1]) if rank else torch.tensor([0, 1])))
-        refused(lambda: LandmarkFeatures(graph, landmarks=torch.tensor([0, 99]) if rank else torch.tensor([-1, -1])))
-        refused(lambda: LandmarkFeatures(graph, landmarks=torch.tensor([0, 0]) if rank else torch.tensor([-1, -1])))
-        there = LandmarkFeatures(graph, landmarks=torch.tensor([-1, 4]) if rank else torch.tensor([7, -1]))
-        whole = cloud(60, 2)
-        assert torch.equal(there._sites, whole[[7, 34]])
-        # Numbers that one process alone must refuse
-        refused(lambda: solve(kernel, bad[:, 0], 0.1))
-        refused(lambda: StreamedGP(landmark_kernel(points)).streamed_kernel()[0].product(points[: 30 - rank]))
-        assert math.isnan(largest_of(bad[:, 0]))
-        # What needs all nodes in one process
-        for operator in (kernel, grid):
-            refused(operator.to_dense)
-            refused(lambda operator=operator: operator.zero_mean_mvn_samples(2))
-        refused(kernel.root_decomposition)
-        refused(kernel.root_inv_decomposition)
-        refused(grid.diagonal)
-        refused(lambda: grid[0, 1])
-        refused(lambda: DiffusionKernel(points, lengthscale=0.05, features="grid")(points).evaluate_kernel())
-        refused(lambda: landmark_kernel(points)(points[[0, 0]] if rank else points[:2]).evaluate_kernel())
-        refused(lambda: interpolate(points, torch.arange(5), points[:5]))
-        refused(lambda: GraphGPRegressor().fit(points, points[:, 0]))
-    refused(lambda: kernel @ points)
-    refused(lambda: kernel.add_diagonal(torch.tensor(0.1).double()))
-    refused(lambda: grid @ points)
-    outside = landmark_kernel(points)
-    with sharded():
-        refused(lambda: StreamedGP(outside).fit(points[:, 0], steps=1))
-    refused(lambda: sharded(place=5).__enter__())
+    shards = Shards()
+    refused(lambda: ImplicitGraph(bad, Gaussian(0.3), shards=shards))
+    refused(lambda: ImplicitGraph(points[:0], Gaussian(0.3), shards=shards))
+    graph = ImplicitGraph(points, Gaussian(0.3), shards=shards)
+    for name in ("auto", "grid", "neighbors", "pairwise", "positive"):
+        refused(lambda name=name: graph_kernel(graph, Diffusion(1.0), features=name))
+    refused(lambda: graph_kernel(graph, Diffusion(1.0), features="fourier", walks=Walks(2)))
+    by_rows = ImplicitGraph(points, Gaussian(0.3), "random_walk", shards=shards)
+    refused(lambda: graph_kernel(by_rows, Diffusion(1.0), features="landmarks"))
+    refused(lambda: LandmarkFeatures(graph, landmarks=torch.tensor([0, -1]) if rank else torch.tensor([0, 1])))
+    refused(lambda: LandmarkFeatures(graph, landmarks=torch.tensor([0, 99]) if rank else torch.tensor([-1, -1])))
+    refused(lambda: LandmarkFeatures(graph, landmarks=torch.tensor([0, 0]) if rank else torch.tensor([-1, -1])))
+    there = LandmarkFeatures(graph, landmarks=torch.tensor([-1, 4]) if rank else torch.tensor([7, -1]))
+    assert torch.equal(there._sites, cloud(60, 2)[[7, 34]])
+    # Numbers that one process alone must refuse
+    kernel = graph_kernel(graph, Diffusion(1.0), features="landmarks", num_features=10)
+    refused(lambda: solve(kernel, bad[:, 0], 0.1))
+    refused(lambda: StreamedGP(landmark_kernel(graph)).streamed_kernel()[0].product(points[: 30 - rank]))
+    assert math.isnan(shards.max(bad[:, 0]))
+    # What needs all nodes in one process
+    refused(kernel.estimate_error)
+    refused(kernel.to_dense)
+    refused(lambda: kernel.zero_mean_mvn_samples(2))
+    refused(kernel.root_decomposition)
+    refused(kernel.root_inv_decomposition)
+    refused(lambda: landmark_kernel(graph)(points[[0, 0]] if rank else points[:2]).evaluate_kernel())
+    refused(lambda: interpolate(graph, torch.arange(5), points[:5], series=Diffusion(1.0)))
+    refused(lambda: Shards(place=5))
     return messages
 
 
-def landmark_kernel(points, **options):
-    return DiffusionKernel(points, lengthscale=0.3, features="landmarks", num_features=10, **options)
+def landmark_kernel(graph, **options):
+    return DiffusionKernel(graph, features="landmarks", num_features=10, **options)
 
 
 def test_what_one_process_must_refuse_all_refuse():
@@ -277,16 +243,16 @@ def test_what_one_process_must_refuse_all_refuse():
     assert [message for message in one if "got (" not in message] == [message for message in two if "got (" not in message]
     assert "NaN" in one[0]
     assert "at least one node" in one[1]
-    assert all("use features='landmarks', 'grid' or 'fourier'" in message for message in one[2:6])
-    assert "walks=None" in one[6]
-    assert sum("needs all nodes in one process" in message for message in one) == 20
-    assert sum("make and use it in the same context" in message for message in one) == 4
+    assert all("use features='landmarks' or 'fourier'" in message for message in one[2:7])
+    assert "walks=None" in one[7]
+    assert "normalization='symmetric'" in one[8]
+    assert sum("needs all nodes in one process" in message for message in one) == 14
     assert "place must be" in one[-1]
 
 
 def test_shards_need_a_process_group():
-    with pytest.raises(ValueError, match="init_process_group"), sharded():
-        pass
+    with pytest.raises(ValueError, match="init_process_group"):
+        Shards()
 
 
 # Files and the command
@@ -407,41 +373,38 @@ def group_of_one(tmp_path):
 
 @pytest.mark.parametrize("route", ROUTES)
 def test_a_group_of_one_changes_nothing(route, group_of_one):
-    whole, one = compute(slice(0, NUMBER), route, "symmetric"), compute(slice(0, NUMBER), route, "symmetric", rank=0)
-    for name in ("product", "solve", "quadratic", "logdet", "gradients", "for points"):
-        if name in whole:
-            assert relative(one[name], whole[name]) < 1e-10, name
+    whole, one = (compute(slice(0, NUMBER), route, "symmetric", shards) for shards in (LOCAL, Shards()))
+    for name in whole:
+        assert relative(one[name], whole[name]) < 1e-10, name
 
 
 def test_steps_and_streams_in_a_group_of_one(group_of_one):
     counts = traffic(0, 1, 400)
     assert counts[0] == 40 * 8
     points = cloud(60, 2)
-    with sharded() as shards:
-        kernel = graph_kernel(ImplicitGraph(points, Gaussian(0.3), "random_walk"), Diffusion(1.0), features="landmarks")
-        truth = dense_kernel(ImplicitGraph(points, Gaussian(0.3), "random_walk"), Diffusion(1.0))
-        assert relative(kernel @ points, truth @ points) < 1e-6
-        for options in ({"features": "pairwise"}, {"features": "neighbors"}, {"features": "positive"}, {}):
-            with pytest.raises(ValueError, match="needs all nodes in one process"):
-                graph_kernel(ImplicitGraph(points, Gaussian(0.3)), Diffusion(1.0), **options)
-        # Second derivatives pass through a sum, and a leaf is averaged once however often it is named.
-        x = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
-        (slope,) = torch.autograd.grad(total(x.square(), "sum").square(), x, create_graph=True)
-        assert torch.autograd.grad(slope, x)[0] == 12 * 2.0**2
-        shards.size = 2  # as if there were two
-        for _ in range(2):
-            local_gradients(x)
-        assert torch.autograd.grad(3 * x, x)[0] == 1.5
-        shards.size = 1
-        # A parameter that is not trained needs no gradient.
-        kernel = landmark_kernel(points)
-        kernel.raw_lengthscale.requires_grad_(False)
-        assert len(StreamedGP(kernel).fit(points[:, 0], steps=2)) == 2
-        # A collective that fails names the step.
-        with pytest.raises(ShardError, match="left alone in the step 'sum'"):
-            shards._run("sum", points, lambda: (_ for _ in ()).throw(RuntimeError("closed")))
-    with pytest.raises(ValueError, match="place must be"), sharded(place=3):
-        pass
+    shards = Shards()
+    graph = ImplicitGraph(points, Gaussian(0.3), shards=shards)
+    for name in ("pairwise", "neighbors", "positive", "grid", "auto"):
+        with pytest.raises(ValueError, match="needs all nodes in one process"):
+            graph_kernel(graph, Diffusion(1.0), features=name)
+    # Second derivatives pass through a sum, and a leaf is averaged once however often it is named.
+    x = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(shards.sum(x.square(), "sum").square(), x, create_graph=True)
+    assert torch.autograd.grad(slope, x)[0] == 12 * 2.0**2
+    shards.size = 2  # as if there were two
+    for _ in range(2):
+        shards.local_gradients(x)
+    assert torch.autograd.grad(3 * x, x)[0] == 1.5
+    shards.size = 1
+    # A parameter that is not trained needs no gradient.
+    kernel = landmark_kernel(graph)
+    kernel.raw_lengthscale.requires_grad_(False)
+    assert len(StreamedGP(kernel).fit(points[:, 0], steps=2)) == 2
+    # A collective that fails names the step.
+    with pytest.raises(ShardError, match="left alone in the step 'sum'"):
+        shards._run("sum", points, lambda: (_ for _ in ()).throw(RuntimeError("closed")))
+    with pytest.raises(ValueError, match="place must be"):
+        Shards(place=3)
 
 
 def test_the_command_in_a_group_of_one(tmp_path, monkeypatch, capsys):

@@ -1,0 +1,64 @@
+"""Tables: good files, and files that are something else."""
+
+import numpy as np
+import pytest
+
+from swing_gp.io.tables import TableError, load_table
+
+
+def test_blank_lines_are_skipped(tmp_path):
+    (tmp_path / "t.csv").write_text("a,b\n1,2\n\n3,\n\n")
+    columns = load_table(tmp_path / "t.csv")
+    np.testing.assert_array_equal(columns["a"], [1, 3])
+    np.testing.assert_array_equal(columns["b"], [2, np.nan])
+    (tmp_path / "t.csv").write_text("a,b\n\n1\n")  # the row of names is the first
+    with pytest.raises(TableError, match="changed from 2 to 1 at row 2"):
+        load_table(tmp_path / "t.csv")
+    (tmp_path / "t.csv").write_text("\n\n")
+    with pytest.raises(TableError, match="empty"):
+        load_table(tmp_path / "t.csv")
+
+
+def test_other_files_are_no_tables(tmp_path):
+    with pytest.raises(TableError, match="CSV or an NPZ"):
+        load_table(tmp_path / "t.xlsx")
+    with pytest.raises(FileNotFoundError, match="no such file"):
+        load_table(tmp_path / "t.csv")
+    (tmp_path / "t.npz").write_bytes(b"PK nothing")
+    with pytest.raises(TableError, match="damaged"):
+        load_table(tmp_path / "t.npz")
+    np.savez(tmp_path / "u.npz", a=np.ones(3), b=np.ones(4))
+    with pytest.raises(TableError, match="different lengths: 3, 4"):
+        load_table(tmp_path / "u.npz")
+
+
+def test_gaps_and_words_in_tables(tmp_path):
+    (tmp_path / "t.csv").write_text("a, b,word,gap\n1,nan,x,\n2,,y,\n")
+    columns = load_table(tmp_path / "t.csv")
+    assert set(columns) == {"a", "b", "gap"}
+    np.testing.assert_array_equal(columns["a"], [1, 2])
+    assert np.isnan(columns["b"]).all()
+
+
+def test_arrays_that_are_no_columns_of_real_numbers_are_left_out(tmp_path):
+    np.savez(tmp_path / "t.npz", a=np.ones(2), z=np.ones(2) + 1j, t=np.array([1, 2], "m8[s]"), w=np.array(["x", "y"]))
+    assert set(load_table(tmp_path / "t.npz")) == {"a"}
+    np.savez(tmp_path / "t.npz", a=np.ones(2), b=np.ones(0))
+    with pytest.raises(TableError, match=r"t.npz: the columns have different lengths: 0, 2"):
+        load_table(tmp_path / "t.npz")
+
+
+def test_quoted_cells(tmp_path):
+    (tmp_path / "t.csv").write_text('\ufeffa,"b, c"\n"1"," 2.5"\n', encoding="utf-8")
+    columns = load_table(tmp_path / "t.csv")
+    assert set(columns) == {"a", "b, c"}
+    np.testing.assert_array_equal(columns["b, c"], [2.5])
+
+
+def test_tables_without_numbers_and_names_that_stand_twice(tmp_path):
+    (tmp_path / "t.csv").write_text("a,b\nx,y\n")
+    with pytest.raises(TableError, match="no column of numbers"):
+        load_table(tmp_path / "t.csv")
+    np.savez(tmp_path / "t.npz", X=np.ones((3, 2)), feature_names=np.array(["a", "b"]), a=np.zeros(3))
+    with pytest.raises(TableError, match="two columns have one name"):
+        load_table(tmp_path / "t.npz")
