@@ -16,6 +16,8 @@ def collapsed_kernel(features: FeatureMap, series: Series, tol: float | None = N
 
     :param tol: relative tolerance of a polynomial where one is needed; machine precision if None.
     """
+    if features.form == "modes":  # also of a small grid, which becomes one of low rank
+        series.check_smooth()
     features = features.simplified()
     if features.form == "polynomial":
         return polynomial_kernel(features, series, tol)

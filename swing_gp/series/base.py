@@ -156,11 +156,7 @@ class Series(ABC):
         self, interval: tuple[float, float], tol: float, function: Callable[[Tensor], Tensor] | None = None
     ) -> Tensor:
         """Chebyshev coefficients of g on an interval, or of another ``function`` of the eigenvalues, to a relative ``tol``."""
-        if self.steep:
-            raise ValueError(
-                f"{self!r} is too steep near zero for a polynomial, which lists, grids and exact weights take. "
-                "Use features='landmarks', or a larger floor."
-            )
+        self.check_smooth()
         degree = self.degree if function is None else None
         found = chebyshev_coefficients(function or self, interval, tol, MAX_CHEBYSHEV_DEGREE, degree)
         if found is None:
@@ -170,6 +166,14 @@ class Series(ABC):
                 "features='landmarks'."
             )
         return found
+
+    def check_smooth(self) -> None:
+        """Refuse a steep series where a polynomial is taken, or weights have an error."""
+        if self.steep:
+            raise ValueError(
+                f"{self!r} is too steep near zero for the polynomials and tolerances of lists, grids and exact weights. "
+                "Use features='landmarks', or a larger floor."
+            )
 
     def check_spectrum(self, interval: tuple[float, float], *, psd: bool) -> None:
         """Refuse a spectrum on which the series diverges or, where ``psd`` is asked for, is negative."""
