@@ -37,6 +37,7 @@ def prose(page):
 
 
 @pytest.mark.parametrize("name", MODULES)
+@pytest.mark.draws
 def test_docstring_examples_run(name):
     result = doctest.testmod(importlib.import_module(name), optionflags=doctest.NORMALIZE_WHITESPACE)
     assert result.failed == 0
@@ -50,6 +51,7 @@ EXAMPLES = [
 
 
 @pytest.mark.parametrize(("page", "block"), EXAMPLES)
+@pytest.mark.draws
 def test_markdown_examples_run(page, block, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     exec(compile(block, name_of(page), "exec"), {})

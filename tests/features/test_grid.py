@@ -278,6 +278,7 @@ def test_an_estimated_diagonal_says_when_it_is_rough():
         rough.diagonal_standard_error()
 
 
+@pytest.mark.draws
 def test_samples_come_from_the_square_root_of_the_series():
     graph = ImplicitGraph(cloud(150, 2), Gaussian(0.2))
     operator = grid_kernel(FourierGrid(graph, 1e-7), Diffusion(5.0))

@@ -187,6 +187,7 @@ def test_gp_on_points_off_the_graph(route):
 
 
 @pytest.mark.parametrize("route", ["landmarks", "grid"])
+@pytest.mark.draws
 def test_repeated_observations(route):
     ids = torch.cat([torch.arange(60), torch.arange(30), torch.tensor([5, 5])])
     y = targets(NODES[ids])
@@ -249,6 +250,7 @@ def test_closed_form_at_the_training_inputs_themselves(repeated, number):
 
 
 @pytest.mark.parametrize("rank", [3, 20])  # more inputs than features, and fewer
+@pytest.mark.draws
 def test_groups_in_closed_form(rank):
     torch.manual_seed(0)
     factor, shared, noise = torch.randn(9, rank).double(), torch.rand(9).double(), torch.rand(9).double() + 0.1
@@ -538,6 +540,7 @@ def test_fantasies(route):
 
 
 @pytest.mark.parametrize("route", ["landmarks", "pairwise"])
+@pytest.mark.draws
 def test_variational_gp(route):
     class Variational(gpytorch.models.ApproximateGP):
         def __init__(self):
@@ -634,6 +637,7 @@ def test_missing_targets_are_masked_where_gpytorch_masks():
 
 
 @pytest.mark.parametrize("route", ["landmarks", "grid"])
+@pytest.mark.draws
 def test_intervals_cover_what_they_should(route):
     hits, total = 0, 0
     for seed in range(6):
@@ -678,6 +682,7 @@ def test_intervals_cover_what_they_should(route):
         (lambda: DiffusionKernel(NODES, features="magic")(NODES).to_dense(), "features must be one of"),
     ],
 )
+@pytest.mark.draws
 def test_bad_input_is_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
@@ -800,6 +805,7 @@ def test_normalize_says_how_wrong_its_estimate_is(time):
     assert bool([match for match in said if match]) == (time == 200.0)
 
 
+@pytest.mark.draws
 def test_a_normalized_kernel_trains_where_the_matrix_itself_does_not():
     """At long times the matrix has a diagonal near 1/N, which a few steps on an outputscale that starts near one never find."""
     torch.manual_seed(0)

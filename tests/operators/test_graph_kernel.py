@@ -259,6 +259,7 @@ def everything(number, options):
 
 
 @pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.draws
 def test_nothing_of_size_n_squared_is_allocated(route):
     number = 7000
     with LargestTensor() as largest:
