@@ -1,4 +1,5 @@
 import os
+import pickle
 import random
 import sys
 import unittest
@@ -36,7 +37,7 @@ def global_state() -> dict[str, object]:
         "settings": [(s.__qualname__, getattr(s, "_global_value", None), getattr(s, "_state", None)) for s in SETTINGS],
         "NumPy's errors": np.geterr(),
         "torch's random state": torch.random.get_rng_state().numpy().tobytes(),
-        "NumPy's random state": np.random.get_state(legacy=False)["state"]["key"].tobytes(),  # noqa: NPY002
+        "NumPy's random state": pickle.dumps(np.random.get_state(legacy=False)),  # noqa: NPY002
         "Python's random state": random.getstate(),
     }
 

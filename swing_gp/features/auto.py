@@ -42,6 +42,8 @@ RAW_TERMS = 24
 MAX_PAIRWISE = 5000
 # Rows and columns of the sample that neighbours are counted on.
 SAMPLE_ROWS, SAMPLE_COLUMNS = 256, 4096
+# What errors of weights cannot fall below: rounding.
+LEAST_TOL = {torch.float32: 1e-6, torch.float64: 1e-12}
 # Landmarks are probed on this many nodes; more nodes than that leave the spectrum of the normalised graph unchanged.
 PROBE = 2000
 
@@ -52,7 +54,8 @@ class Choice:
 
     :ivar method: the feature map: ``"neighbors"``, ``"grid"``, ``"landmarks"`` or ``"pairwise"``.
     :ivar reason: why it was taken, in words.
-    :ivar predicted_error: the relative error it was made for, or what it is known to leave where that is more.
+    :ivar predicted_error: the relative error it was made for, or what is known of its weights times the sensitivity of the
+        series, where that is more.
     :ivar estimated_error: what is known of the error of W after it was made: for the grid that of an exact block, for
         landmarks the mean residual; None where nothing was measured.
     :ivar detail: the feature map in words, with its number of modes, pairs or features.
@@ -65,10 +68,18 @@ class Choice:
     detail: str = ""
 
     @classmethod
-    def of(cls, features: FeatureMap, method: str, reason: str, tol: float) -> Choice:
-        """The choice of a map that was made for a tolerance."""
-        known = features.known_error
-        return cls(method, reason, max(tol, known or 0.0), known, repr(features))
+    def of(cls, features: FeatureMap, method: str, reason: str, tol: float, series: Series) -> Choice:
+        """The choice of a map that was made for a tolerance of the kernel of a series."""
+        known, graph = features.known_error, features.graph
+        # Eigenvalues are rounded, which only a steep series sees.
+        rounding = graph.num_nodes * torch.finfo(graph.points.dtype).eps if series.steep else 0.0
+        error = sensitivity(graph, series) * max(known or 0.0, rounding)
+        return cls(method, reason, max(tol, error), known, repr(features))
+
+
+def sensitivity(graph: ImplicitGraph, series: Series) -> float:
+    """By how much an error of weights may grow to one of the kernel; one where the spectrum is not known beforehand."""
+    return series.sensitivity(graph.spectrum) if graph.normalization else 1.0
 
 
 def default_tol(graph: ImplicitGraph) -> float:
@@ -97,12 +108,15 @@ def choose_features(
     :param outside: a grid also holds beyond the box of the nodes.
     """
     goal = default_tol(graph) if tol is None else tol
+    series.check_precision(graph.points.dtype)
+    # Of weights as a whole, and of a spectrum that is known beforehand. What a list leaves out takes its degrees with it.
+    weights_tol = max(goal / sensitivity(graph, series), LEAST_TOL[graph.points.dtype])
     if isinstance(name, FeatureMap):
         if name.graph is not graph:
             raise ValueError("features belong to another graph; build the map on the graph you pass, or bind() it.")
         if num_features is not None:
             raise ValueError("num_features is fixed by the feature map given as features; leave it out.")
-        return name, Choice.of(name, type(name).__name__, "given", goal)
+        return name, Choice.of(name, type(name).__name__, "given", goal, series)
     check_choice("features", name, NAMES)
     if name in ("grid", "neighbors", "pairwise") and num_features is not None:
         why = "is exact" if name == "pairwise" else "follows tol"
@@ -110,8 +124,10 @@ def choose_features(
     reason, most = "asked for by name", NUM_FEATURES if num_features is None else num_features
     makers: Makers = {
         "neighbors": lambda: NeighborFeatures(graph, goal, room=room),
-        "grid": lambda: FourierGrid(graph, goal, room=room, margin=graph.edge.reach(goal) * room if outside else 0.0),
-        "landmarks": lambda: LandmarkFeatures(graph, most, generator=generator, residual_tol=tol or 0.0),
+        "grid": lambda: FourierGrid(
+            graph, weights_tol, room=room, margin=graph.edge.reach(weights_tol) * room if outside else 0.0
+        ),
+        "landmarks": lambda: LandmarkFeatures(graph, most, generator=generator, residual_tol=weights_tol if tol else 0.0),
         "positive": lambda: PositiveFeatures(graph, most, generator=generator),
         "fourier": lambda: FourierFeatures(graph, most, generator=generator),
         "pairwise": lambda: PairwiseFeatures(graph),
@@ -119,15 +135,21 @@ def choose_features(
     if name == "auto":
         graph.shards.refuse("The choice of features='auto'", "use features='landmarks' or 'fourier'")
         if not walked:
-            return _cheapest(graph, series, goal, num_features, generator, makers)
+            return _cheapest(graph, series, goal, weights_tol, num_features, generator, makers)
         name = "positive" if isinstance(graph.edge, Gaussian) else "pairwise"
         reason = "the paper's features" if name == "positive" else "walks need weights that are positive"
     features = makers[name]()
-    return features, Choice.of(features, name, reason, goal)
+    return features, Choice.of(features, name, reason, goal, series)
 
 
 def _cheapest(
-    graph: ImplicitGraph, series: Series, tol: float, num_features: int | None, generator: torch.Generator, makers: Makers
+    graph: ImplicitGraph,
+    series: Series,
+    tol: float,
+    weights_tol: float,
+    num_features: int | None,
+    generator: torch.Generator,
+    makers: Makers,
 ) -> tuple[FeatureMap, Choice]:
     """The map with the least work for a collapsed kernel."""
     if graph.normalization:
@@ -140,10 +162,12 @@ def _cheapest(
         reason = "the series is steep near zero, where only eigenvalues follow it: landmarks to machine precision"
         if features.num_features >= most < graph.num_nodes:
             reason = f"{reason}, or {most}"
-        return features, Choice.of(features, "landmarks", reason, tol)
+        return features, Choice.of(features, "landmarks", reason, tol, series)
 
-    work, notes, landmarks = _count_work(graph, series, tol, most, generator)
-    makers["landmarks"] = lambda: LandmarkFeatures(graph, most, generator=generator, residual_tol=tol, landmarks=landmarks)
+    work, notes, landmarks = _count_work(graph, series, tol, weights_tol, most, generator)
+    makers["landmarks"] = lambda: LandmarkFeatures(
+        graph, most, generator=generator, residual_tol=weights_tol, landmarks=landmarks
+    )
     for method in sorted(work, key=lambda name: work[name]):
         try:
             with warnings.catch_warnings():
@@ -152,10 +176,12 @@ def _cheapest(
         except Unsuitable as error:
             notes.append(error.reason)
             continue
-        if (features.known_error or 0.0) <= tol:
+        if (features.known_error or 0.0) <= weights_tol:
             counts = ", ".join(f"{name} ({count:.2g})" for name, count in work.items())
             notes.insert(0, f"the cheapest of {counts}, in multiplications")
-            return features, Choice.of(features, method, "; ".join(notes), tol)
+            choice = Choice.of(features, method, "; ".join(notes), tol, series)
+            _warn_beyond(choice, tol)
+            return features, choice
         notes.append(f"{features!r} has an error of {features.known_error:.1g}")
 
     method, reason = "landmarks" if graph.edge.positive_definite else "pairwise", "; ".join(notes)
@@ -165,11 +191,22 @@ def _cheapest(
             "positive-definite edge. Use a shorter radius, a larger tol, or features='pairwise' at O(N^2) a product."
         )
     features = makers[method]()
-    return features, Choice.of(features, method, f"no route meets the tolerance: {reason}", tol)
+    return features, Choice.of(features, method, f"no route meets the tolerance: {reason}", tol, series)
+
+
+def _warn_beyond(choice: Choice, tol: float) -> None:
+    """Say that rounding keeps a route from its tolerance."""
+    if choice.predicted_error > 10 * tol:
+        warnings.warn(
+            f"The kernel may be off by {choice.predicted_error:.1g}, above tol={tol:g}: its series amplifies the rounding of "
+            "weights. Use float64 points, or milder parameters.",
+            AccuracyWarning,
+            stacklevel=4,
+        )
 
 
 def _count_work(
-    graph: ImplicitGraph, series: Series, tol: float, most: int, generator: torch.Generator
+    graph: ImplicitGraph, series: Series, tol: float, weights_tol: float, most: int, generator: torch.Generator
 ) -> tuple[dict[str, float], list[str], Tensor | None]:
     """The work of every route that can meet the tolerance, why the others cannot, and landmarks if all nodes were probed."""
     nodes, notes = graph.num_nodes, []
@@ -182,7 +219,7 @@ def _count_work(
         work["neighbors"] = nodes * neighbors * LIST_ENTRY * (3 * WEIGHT + PRODUCTS * terms)
     else:
         notes.append(f"a list would hold {neighbors:.0f} neighbours a node")
-    if (modes := count_modes(graph, tol)) is not None:
+    if (modes := count_modes(graph, weights_tol)) is not None:
         # FFTs of the padded grid for every term, with ten more for set-up and transforms; a point is spread over some 6 x 2^d.
         fft = (terms + 10) * max(2**graph.dim * modes, LEAST_GRID)
         work["grid"] = PRODUCTS * FFT_POINT * (fft + 6 * 2**graph.dim * nodes)
@@ -199,8 +236,8 @@ def _count_work(
     if affordable <= 4 * effective_rank:
         notes.append(f"landmarks would have to be many: the effective rank is {effective_rank:.0f}")
         return work, notes, None
-    number, residual, landmarks = _probe(graph, tol, affordable, generator)
-    if residual > tol:
+    number, residual, landmarks = _probe(graph, weights_tol, affordable, generator)
+    if residual > weights_tol:
         notes.append(f"{number} landmarks leave a residual of {residual:.1g}")
         return work, notes, None
     work["landmarks"] = landmark_work(number)

@@ -139,7 +139,7 @@ class _Entry:
             )
         else:
             self.features = LandmarkFeatures(self.graph, landmarks=torch.tensor(landmarks, device=graph.points.device))
-            self.info = Choice.of(self.features, "landmarks", "restored", request.tol or default_tol(graph))
+            self.info = Choice.of(self.features, "landmarks", "restored", request.tol or default_tol(graph), series)
         self._landmarks: LandmarkApproximation | None = None
         self._bound: tuple[Any, FeatureMap] | None = None
         self._kept: tuple[FeatureMap, Any, KernelOnNodes] | None = None

@@ -167,6 +167,26 @@ class Series(ABC):
             )
         return found
 
+    def sensitivity(self, interval: tuple[float, float]) -> float:
+        r"""By how much, at least one, a relative error of the matrix may grow to one of the kernel beyond its identity part:
+        :math:`b \max|g'| / \max|g - \alpha_0|` over a spectrum that reaches up to b. For a diffusion it is its time."""
+        low, high = interval
+        with torch.enable_grad():
+            cosines = torch.linspace(-math.pi, 0, 257, dtype=torch.float64).cos()
+            nodes = (0.5 * (high + low) + 0.5 * (high - low) * cosines).requires_grad_()
+            values = self(nodes)
+            (slopes,) = torch.autograd.grad(values.sum(), nodes)
+        slope, size = float(slopes.abs().max()), float((values - self.coefficients(1)[0]).detach().abs().max())
+        return max(1.0, high * slope / size) if size > 0 and math.isfinite(slope) else 1.0
+
+    def check_precision(self, dtype: torch.dtype) -> None:
+        """Refuse a steep series where weights are rounded far above the eigenvalues that it tells apart."""
+        if self.steep and dtype == torch.float32:
+            raise ValueError(
+                f"{self!r} tells eigenvalues apart that float32 rounds away. Use float64 (points.double()), or a floor of at "
+                "least 1e-4."
+            )
+
     def check_smooth(self) -> None:
         """Refuse a steep series where a polynomial is taken, or weights have an error."""
         if self.steep:

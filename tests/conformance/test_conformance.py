@@ -302,6 +302,10 @@ def test_other_precision(stall):
     wanted = model(at)
     there = torch.float32 if stall.dtype == "double" else torch.float64
     model.train()
+    if stall.series == "log matern":
+        with pytest.raises(ValueError, match="float32 rounds away"):
+            model.to(there).eval()(at.to(there))
+        return
     moved = model.to(there).eval()(at.to(there))
     assert moved.mean.dtype == there
     assert relative(moved.mean.double(), wanted.mean.double()) < 0.05
