@@ -570,6 +570,23 @@ def test_variational_gp(route):
     assert float(model.variational_strategy.inducing_points.grad.abs().max()) > 0
 
 
+def test_a_state_can_be_rolled_back_in_place():
+    # after a fit that failed BoTorch writes what it has kept into the tensors of a new state_dict
+    kernel = DiffusionKernel(NODES, lengthscale=0.3, features="landmarks")
+    kernel(NODES[:9]).to_dense()
+    used = {name: values.clone() for name, values in kernel.state_dict().items()}
+    unused = {name: values.clone() for name, values in DiffusionKernel(NODES, lengthscale=0.2).state_dict().items()}
+    kernel.lengthscale = 1.0
+    kernel(NODES[:9]).to_dense()
+    for kept in (used, unused):
+        state = kernel.state_dict()
+        for name, values in kept.items():
+            state[name][...] = values
+        kernel.load_state_dict(state)
+        for name, values in kernel.state_dict().items():
+            assert torch.equal(values, kept[name])
+
+
 @pytest.mark.skipif(importlib.util.find_spec("botorch") is None, reason="needs botorch")
 @pytest.mark.parametrize("features", ["auto", "landmarks"])
 def test_botorch(features):
