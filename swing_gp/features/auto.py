@@ -42,6 +42,8 @@ RAW_TERMS = 24
 MAX_PAIRWISE = 5000
 # Rows and columns of the sample that neighbours are counted on.
 SAMPLE_ROWS, SAMPLE_COLUMNS = 256, 4096
+# The most that an error of a list grows by.
+MOST_OF_LISTS = 30.0
 # What errors of weights cannot fall below: rounding.
 LEAST_TOL = {torch.float32: 1e-6, torch.float64: 1e-12}
 # Landmarks are probed on this many nodes; more nodes than that leave the spectrum of the normalised graph unchanged.
@@ -71,10 +73,21 @@ class Choice:
     def of(cls, features: FeatureMap, method: str, reason: str, tol: float, series: Series) -> Choice:
         """The choice of a map that was made for a tolerance of the kernel of a series."""
         known, graph = features.known_error, features.graph
-        # Eigenvalues are rounded, which only a steep series sees.
-        rounding = graph.num_nodes * torch.finfo(graph.points.dtype).eps if series.steep else 0.0
+        # Weights are rounded, and a steep series sees the sum of it in every eigenvalue.
+        rounding = torch.finfo(graph.points.dtype).eps * (graph.num_nodes if series.steep else 1)
         error = sensitivity(graph, series) * max(known or 0.0, rounding)
         return cls(method, reason, max(tol, error), known, repr(features))
+
+    def checked(self, tol: float) -> Choice:
+        """The same, after a warning where the tolerance will be missed by far."""
+        if self.predicted_error > 10 * tol:
+            warnings.warn(
+                f"The kernel may be off by {self.predicted_error:.1g}, above tol={tol:g}: its series amplifies what weights "
+                f"are off by in {self.detail}. Use float64 points, more features, a larger tol, or milder parameters.",
+                AccuracyWarning,
+                stacklevel=4,
+            )
+        return self
 
 
 def sensitivity(graph: ImplicitGraph, series: Series) -> float:
@@ -109,7 +122,6 @@ def choose_features(
     """
     goal = default_tol(graph) if tol is None else tol
     series.check_precision(graph.points.dtype)
-    # Of weights as a whole, and of a spectrum that is known beforehand. What a list leaves out takes its degrees with it.
     weights_tol = max(goal / sensitivity(graph, series), LEAST_TOL[graph.points.dtype])
     if isinstance(name, FeatureMap):
         if name.graph is not graph:
@@ -123,7 +135,8 @@ def choose_features(
         raise ValueError(f"num_features has no meaning for features={name!r}, which {why}; leave it out.")
     reason, most = "asked for by name", NUM_FEATURES if num_features is None else num_features
     makers: Makers = {
-        "neighbors": lambda: NeighborFeatures(graph, goal, room=room),
+        # What a list leaves out takes its degrees with it, so that smooth functions hardly see it.
+        "neighbors": lambda: NeighborFeatures(graph, max(weights_tol, goal / MOST_OF_LISTS), room=room),
         "grid": lambda: FourierGrid(
             graph, weights_tol, room=room, margin=graph.edge.reach(weights_tol) * room if outside else 0.0
         ),
@@ -139,7 +152,8 @@ def choose_features(
         name = "positive" if isinstance(graph.edge, Gaussian) else "pairwise"
         reason = "the paper's features" if name == "positive" else "walks need weights that are positive"
     features = makers[name]()
-    return features, Choice.of(features, name, reason, goal, series)
+    choice = Choice.of(features, name, reason, goal, series)
+    return features, choice if walked or tol is None else choice.checked(tol)
 
 
 def _cheapest(
@@ -179,9 +193,7 @@ def _cheapest(
         if (features.known_error or 0.0) <= weights_tol:
             counts = ", ".join(f"{name} ({count:.2g})" for name, count in work.items())
             notes.insert(0, f"the cheapest of {counts}, in multiplications")
-            choice = Choice.of(features, method, "; ".join(notes), tol, series)
-            _warn_beyond(choice, tol)
-            return features, choice
+            return features, Choice.of(features, method, "; ".join(notes), tol, series).checked(tol)
         notes.append(f"{features!r} has an error of {features.known_error:.1g}")
 
     method, reason = "landmarks" if graph.edge.positive_definite else "pairwise", "; ".join(notes)
@@ -194,17 +206,6 @@ def _cheapest(
     return features, Choice.of(features, method, f"no route meets the tolerance: {reason}", tol, series)
 
 
-def _warn_beyond(choice: Choice, tol: float) -> None:
-    """Say that rounding keeps a route from its tolerance."""
-    if choice.predicted_error > 10 * tol:
-        warnings.warn(
-            f"The kernel may be off by {choice.predicted_error:.1g}, above tol={tol:g}: its series amplifies the rounding of "
-            "weights. Use float64 points, or milder parameters.",
-            AccuracyWarning,
-            stacklevel=4,
-        )
-
-
 def _count_work(
     graph: ImplicitGraph, series: Series, tol: float, weights_tol: float, most: int, generator: torch.Generator
 ) -> tuple[dict[str, float], list[str], Tensor | None]:
@@ -212,7 +213,7 @@ def _count_work(
     nodes, notes = graph.num_nodes, []
     work: dict[str, float] = {}
     terms = len(series.chebyshev(graph.spectrum, 0.1 * tol)) if graph.normalization else RAW_TERMS
-    neighbors, effective_rank = sample_pairs(graph, list_cutoff(graph, tol))
+    neighbors, effective_rank = sample_pairs(graph, list_cutoff(graph, max(weights_tol, tol / MOST_OF_LISTS)))
     if nodes <= ONE_BLOCK:
         work["pairwise"] = nodes**2 * (WEIGHT + PRODUCTS * terms)
     if neighbors <= MAX_NEIGHBORS:  # a pair has to be found and sorted before it is weighed

@@ -91,7 +91,9 @@ def polynomial_kernel(features: FeatureMap, series: Series, tol: float | None = 
     low, high = interval
     interval = min(low, max(low - features.deficit * high, -high, series.least)), high
     tol = 100 * torch.finfo(graph.points.dtype).eps if tol is None else tol
-    coefficients = series.chebyshev(interval, 0.1 * tol).to(graph.points)
+    # Of the kernel beyond its identity part, which may be next to nothing beside it.
+    share = series.share_beyond_identity(interval)
+    coefficients = series.chebyshev(interval, max(0.1 * tol * share, 1e-15)).to(graph.points)
     return SeriesLinearOperator(matrix, coefficients, interval=interval, series=series)
 
 

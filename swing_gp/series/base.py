@@ -167,6 +167,12 @@ class Series(ABC):
             )
         return found
 
+    def share_beyond_identity(self, interval: tuple[float, float]) -> float:
+        r""":math:`\max|g - \alpha_0| / \max|g|` over a spectrum."""
+        with torch.no_grad():
+            values = self(torch.linspace(*interval, 65, dtype=torch.float64))
+            return float((values - self.coefficients(1)[0]).abs().max() / values.abs().max())
+
     def sensitivity(self, interval: tuple[float, float]) -> float:
         r"""By how much, at least one, a relative error of the matrix may grow to one of the kernel beyond its identity part:
         :math:`b \max|g'| / \max|g - \alpha_0|` over a spectrum that reaches up to b. For a diffusion it is its time."""
