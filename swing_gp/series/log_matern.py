@@ -60,7 +60,7 @@ class LogMatern(Series):
     def nonnegative(self) -> tuple[float, float]:
         return (-self.floor, math.inf)
 
-    def check_spectrum(self, interval: tuple[float, float], *, psd: bool) -> None:
+    def check_spectrum(self, interval: tuple[float, float], *, psd: bool, dtype: torch.dtype = torch.float64) -> None:
         low, high = interval
         most = (1 + self.floor) * math.exp(2 * self.nu.item() / self.kappa.item() ** 2)
         if low < -1e-6 or high >= most:
@@ -68,6 +68,7 @@ class LogMatern(Series):
                 f"{self!r} is defined for eigenvalues from 0 up to {most:.3g}, this graph has [{low:.3g}, {high:.3g}]. "
                 "Use normalization='symmetric' and a positive-definite edge function such as Gaussian."
             )
+        self.check_overflow(interval, dtype)
 
     def _parts(self, eigenvalues: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         r"""nu, the base of the power at zero, and how far it falls from there, :math:`\log(1 + \lambda/\varepsilon)`."""
