@@ -101,9 +101,21 @@ class LogMatern(Series):
         """The Taylor coefficients about zero, by the recurrence for a power of a series; they grow like floor^-k."""
         zero = torch.zeros((), dtype=torch.float64, device=self.nu.device)
         nu, start, _ = self._parts(zero)
-        base = [start, *(torch.full_like(start, (-1) ** k / (k * self.floor**k)) for k in range(1, number))]
+        # In units of the floor first, where nothing overflows.
+        base = [start, *(torch.full_like(start, (-1) ** k / k) for k in range(1, number))]
         terms = [start.pow(-nu)]
         for n in range(1, number):
             parts = [((1 - nu) * k - n) * base[k] * terms[n - k] for k in range(1, n + 1)]
             terms.append(torch.stack(parts).sum() / (n * start))
-        return torch.stack(terms[:number])
+        # In two steps, because floor^-k may overflow where the coefficient does not.
+        order = torch.arange(number, device=zero.device)
+        half = torch.div(order, 2, rounding_mode="floor")
+        inverse = torch.full_like(zero, 1 / self.floor)
+        coefficients = torch.stack(terms[:number]) * inverse.pow(half) * inverse.pow(order - half)
+        finite = torch.isfinite(coefficients.detach())
+        if not bool(finite.all()):
+            raise ValueError(
+                f"The Taylor coefficients of {self!r} grow like floor^-k and overflow from order {int((~finite).nonzero()[0])} "
+                f"on; {number} were asked for. Use features='landmarks', which takes its closed form, or a larger floor."
+            )
+        return coefficients
