@@ -167,7 +167,8 @@ def _cheapest(
 ) -> tuple[FeatureMap, Choice]:
     """The map with the least work for a collapsed kernel."""
     if graph.normalization:
-        series.check_spectrum(graph.spectrum, psd=graph.normalization != "random_walk")
+        psd, dtype = graph.normalization != "random_walk", graph.points.dtype
+        series.check_spectrum(graph.spectrum, psd=psd, dtype=dtype)
     most = NUM_FEATURES if num_features is None else num_features
     features: FeatureMap
     if series.steep:  # on a small graph every node may be a landmark, which leaves no residual

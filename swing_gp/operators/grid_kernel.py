@@ -259,11 +259,12 @@ def grid_kernel(features: FourierGrid, series: Series) -> GridKernelLinearOperat
     if graph.normalization is None:
         high = math.exp(float(log_degree.detach().max()))
         low = -high if low < 0 else 0.0
-    series.check_spectrum((low, high), psd=graph.normalization != "random_walk")
+    dtype = graph.points.dtype
+    series.check_spectrum((low, high), psd=graph.normalization != "random_walk", dtype=dtype)
     # The error of the grid may carry an eigenvalue out of the interval by about the tolerance.
     slack = 10 * features.tol * high
     interval = (low - slack if low < 0 else low, high + slack)
-    series.check_spectrum(interval, psd=False)
+    series.check_spectrum(interval, psd=False, dtype=dtype)
     scales = torch.stack(graph.degree_scales(log_degree))
     # The symbol is the sum of 1/d over the points, limited to differences of kept modes, on a uniform grid.
     grid = torch.Size(scipy.fft.next_fast_len(4 * m + 1, real=True) for m in features.half_widths)

@@ -86,7 +86,7 @@ def polynomial_kernel(features: FeatureMap, series: Series, tol: float | None = 
     graph = features.graph
     matrix = adjacency(features)
     interval = _spectral_interval(matrix)
-    series.check_spectrum(interval, psd=graph.normalization != "random_walk")
+    series.check_spectrum(interval, psd=graph.normalization != "random_walk", dtype=graph.points.dtype)
     # The little that features may put below the interval belongs to it: polynomials of sharp series grow fast there.
     low, high = interval
     interval = min(low, max(low - features.deficit * high, -high, series.least)), high

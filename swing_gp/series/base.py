@@ -34,6 +34,8 @@ from swing_gp.linalg.expansions import chebyshev_coefficients, horner, series_ro
 # A walk or a truncated series longer than this is refused, with its length in the message.
 MAX_HORIZON = 2000
 MAX_CHEBYSHEV_DEGREE = 4096
+# How far below the largest number of a dtype a kernel has to stay: sums over nodes and over terms go beyond its eigenvalues.
+ROOM = 1e6
 
 
 class Series(ABC):
@@ -201,8 +203,11 @@ class Series(ABC):
                 "Use features='landmarks', or a larger floor."
             )
 
-    def check_spectrum(self, interval: tuple[float, float], *, psd: bool) -> None:
-        """Refuse a spectrum on which the series diverges or, where ``psd`` is asked for, is negative."""
+    def check_spectrum(self, interval: tuple[float, float], *, psd: bool, dtype: torch.dtype = torch.float64) -> None:
+        """Refuse a spectrum on which the series diverges, overflows or, where ``psd`` is asked for, is negative.
+
+        :param dtype: what products are computed in.
+        """
         low, high = interval
         reach = max(abs(low), abs(high))
         if self.degree is None and reach >= self.radius:
@@ -218,7 +223,13 @@ class Series(ABC):
                 f"covariance: it is non-negative on [{least:.3g}, {most:.3g}]. Use normalization='symmetric', or other "
                 "parameters."
             )
-        if not bool(torch.isfinite(self(torch.tensor([low, high], dtype=torch.float64))).all()):
+        self.check_overflow(interval, dtype)
+
+    def check_overflow(self, interval: tuple[float, float], dtype: torch.dtype) -> None:
+        """Refuse a spectrum on which the series leaves the range of a dtype, with room for the sums of a product."""
+        reach = max(map(abs, interval))
+        values = self(torch.tensor(interval, dtype=torch.float64)).detach().abs()
+        if not bool((values < torch.finfo(dtype).max / ROOM).all()):
             raise ValueError(
                 f"{self!r} overflows on this graph, whose eigenvalues reach {reach:.3g}. "
                 "Use normalization='symmetric', or milder parameters."

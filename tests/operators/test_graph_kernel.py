@@ -294,3 +294,28 @@ def test_peak_memory_at_200000_nodes():
             del K
     """)
     assert peak < 4
+
+
+RAW = ("auto", "landmarks", "pairwise", "neighbors", "grid", "fourier", "positive", "walks", "walks, pairwise")
+
+
+def raw_product(series, route, dtype):
+    name, walks = (route, None) if not route.startswith("walks") else (route[7:] or "auto", Walks(4))
+    graph = ImplicitGraph(cloud(500, 2, dtype=dtype), Gaussian(0.5), None)
+    return graph_kernel(graph, series, features=name, walks=walks) @ torch.ones(500, 1, dtype=dtype)
+
+
+@pytest.mark.filterwarnings("ignore::swing_gp.AccuracyWarning")
+@pytest.mark.parametrize("series", [Diffusion(0.3), Diffusion(1.0), RandomWalk(40)], ids=repr)
+@pytest.mark.parametrize("route", RAW)
+def test_raw_weights_that_overflow_single_precision_are_refused(route, series):
+    """The eigenvalues of W grow with the number of nodes, and float32 ends at e^88."""
+    with pytest.raises(ValueError, match="overflows on this graph, whose eigenvalues reach"):
+        raw_product(series, route, torch.float32)
+
+
+@pytest.mark.filterwarnings("ignore::swing_gp.AccuracyWarning")
+@pytest.mark.parametrize("route", RAW)
+def test_the_same_raw_weights_fit_into_double_precision(route):
+    assert torch.isfinite(raw_product(RandomWalk(40), route, torch.float64)).all()
+    assert torch.isfinite(raw_product(RandomWalk(12), route, torch.float32)).all()
