@@ -107,6 +107,7 @@ def test_solves_and_log_determinants(stall):
 
 
 @everywhere
+@torch.no_grad()  # a thousand samples with a graph of what they came from fill the memory
 def test_samples_have_the_covariance(stall):
     for x in places(stall).values():
         model = trained(stall)
