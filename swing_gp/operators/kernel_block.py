@@ -39,6 +39,14 @@ class MatrixFreeKernel(GraphOperator, MatrixFreeLinearOperator):
     #: Whether samples can be drawn off the graph, by :meth:`draw`.
     can_sample_anywhere = True
 
+    @cached_property
+    def can_sample(self) -> bool:  # type: ignore[override]
+        """Whether the kernel has a root: a series that is zero on the spectrum has none that a polynomial follows."""
+        try:
+            return self.asymmetry is None and self.root_decomposition() is not None
+        except ValueError:
+            return False
+
     def covariance(self, rows: Inputs, columns: Inputs, landmarks: Any) -> LinearOperator:
         """The covariance between two lists of inputs, or batches of lists.
 
@@ -161,7 +169,7 @@ class KernelBlock(MatrixFreeLinearOperator):
     @property
     def can_sample(self) -> bool:
         """Whether the kernel can be sampled at these inputs without a dense root: off the graph, that of a list cannot."""
-        return self.between_nodes or self.base.can_sample_anywhere
+        return self.base.can_sample and (self.between_nodes or self.base.can_sample_anywhere)
 
     def prior_samples(self, other: KernelBlock, number: int, generator: torch.Generator | None = None) -> Tensor:
         """Joint samples at the rows of this block and of another, (n + m, number)."""

@@ -123,8 +123,6 @@ class Stall:
         wanted = dict(self.of.options)
         if "tol" in wanted:
             wanted["tol"] = tol or (wanted["tol"] if self.dtype == "double" else 1e-5)
-        if tol is None and self.edge == "spectral" and "grid" in self.route and self.dtype == "double":
-            wanted["tol"] = 1e-7  # a spectrum with a heavy tail has more modes at 1e-8 than forty nodes are given
         return kind(graph, **(options if normalization or raw is None else raw), **wanted)
 
     @property
