@@ -15,6 +15,7 @@ from swing_gp.features import (
     NeighborFeatures,
     PairwiseFeatures,
     PositiveFeatures,
+    SparseFeatures,
 )
 from swing_gp.features.auto import Choice
 from swing_gp.gp import (
@@ -29,6 +30,8 @@ from swing_gp.gp import (
 from swing_gp.graphs.edge_families import Ball, SpectralEdge
 from swing_gp.graphs.edges import EdgeFunction, Gaussian, Laplace
 from swing_gp.graphs.implicit import ImplicitGraph
+from swing_gp.graphs.nearest import KNNGraph, knn_graph
+from swing_gp.graphs.sparse import SparseGraph
 from swing_gp.linalg.conjugate_gradients import ConvergenceWarning
 from swing_gp.models.interpolation import Interpolation, interpolate
 from swing_gp.models.regressor import GraphGPRegressor
@@ -56,10 +59,10 @@ __all__ = [
     "AccuracyWarning", "AdjacencyLinearOperator", "Ball", "Choice", "ConvergenceWarning", "DenseFeatures", "Diffusion",
     "DiffusionKernel", "EdgeFunction", "ErrorEstimate", "FeatureKernelLinearOperator", "FeatureMap", "FourierFeatures",
     "FourierGrid", "GRFLinearOperator", "Gaussian", "GraphGPRegressor", "GraphKernel", "GridFeatures",
-    "GridKernelLinearOperator", "ImplicitGraph", "Interpolation", "InverseCosine", "InverseCosineKernel", "LandmarkFeatures",
-    "Laplace", "LogMatern", "LogMaternKernel", "LowRankPlusDiagonal", "Matern", "MaternGraphKernel", "NeighborFeatures",
-    "PairwiseFeatures", "PositiveFeatures", "PowerSeries", "RandomWalk", "RandomWalkKernel", "RegularizedLaplacian",
-    "RegularizedLaplacianKernel", "Series", "SeriesLinearOperator", "Solution", "SpectralEdge", "StreamedGP", "StreamedKernel",
-    "StreamedLandmarks", "SwingLinearOperator", "Walks", "adjacency", "graph_kernel", "grf_kernel", "interpolate", "solve",
-    "to_scipy",
+    "GridKernelLinearOperator", "ImplicitGraph", "Interpolation", "InverseCosine", "InverseCosineKernel", "KNNGraph",
+    "LandmarkFeatures", "Laplace", "LogMatern", "LogMaternKernel", "LowRankPlusDiagonal", "Matern", "MaternGraphKernel",
+    "NeighborFeatures", "PairwiseFeatures", "PositiveFeatures", "PowerSeries", "RandomWalk", "RandomWalkKernel",
+    "RegularizedLaplacian", "RegularizedLaplacianKernel", "Series", "SeriesLinearOperator", "Solution", "SparseFeatures",
+    "SparseGraph", "SpectralEdge", "StreamedGP", "StreamedKernel", "StreamedLandmarks", "SwingLinearOperator", "Walks",
+    "adjacency", "graph_kernel", "grf_kernel", "interpolate", "knn_graph", "solve", "to_scipy",
 ]  # fmt: skip
