@@ -47,7 +47,6 @@ from swing_gp import (
     RegularizedLaplacian,
     RegularizedLaplacianKernel,
     Series,
-    SpectralEdge,
     Walks,
     adjacency,
     graph_kernel,
@@ -157,7 +156,7 @@ def routes(graph: ImplicitGraph) -> dict[str, tuple[float | None, float]]:
     """For every route that a graph has, the tolerance to ask for and the error of a weight that comes of it."""
     single = graph.points.dtype == torch.float32
     edge = graph.edge
-    tight = 1e-5 if single else 1e-7 if isinstance(edge, SpectralEdge) else 1e-9  # the table of a SpectralEdge is good to 1e-9
+    tight = 1e-5 if single else 1e-9
     found: dict[str, tuple[float | None, float]] = {"pairwise": (None, 0.0), "neighbors": (tight, weight_beyond(graph, tight))}
     if edge.positive_definite:
         # Every node may be a landmark. What is left is the floor of the pivots (1e-12, in float32 1e-6) or, in float64,

@@ -160,6 +160,22 @@ def test_long_diffusion_is_finite(route, time):
     assert relative(kernel, dense_kernel(graph, Diffusion(time))) < 1e-14 * time + 1e-9
 
 
+@pytest.mark.parametrize("time", [300.0, 400.0, 700.0, 1e3])
+def test_long_diffusion_has_gradients(time):
+    # with loops that few landmarks leave out, whose coupling was a ratio of numbers too small to be squared
+    graph = ImplicitGraph(cloud(40, 2), Gaussian(0.02))
+    v = torch.ones(40, dtype=torch.float64)
+
+    def value(time):
+        return v @ (graph_kernel(graph, Diffusion(time), features="landmarks", num_features=10) @ v)
+
+    at = torch.tensor(time, dtype=torch.float64, requires_grad=True)
+    (found,) = torch.autograd.grad(value(at), at)
+    step = 1e-3 * time
+    wanted = float(value(time + step) - value(time - step)) / (2 * step)
+    assert float(found) == pytest.approx(wanted, rel=1e-3, abs=1e-12)
+
+
 def test_functions_that_are_large_at_an_end_alone_are_not_taken_for_zero():
     """All 16 nodes of the first trial see exp(-t (1 - x)) underflow from t = 3e5 on."""
     with pytest.raises(ValueError, match="needs a polynomial of degree above"):

@@ -44,6 +44,10 @@ RAW_TERMS = 24
 MAX_PAIRWISE = 5000
 # Rows and columns of the sample that neighbours are counted on.
 SAMPLE_ROWS, SAMPLE_COLUMNS = 256, 4096
+# The most that an error of a list grows by.
+MOST_OF_LISTS = 30.0
+# What errors of weights cannot fall below: rounding.
+LEAST_TOL = {torch.float32: 1e-6, torch.float64: 1e-12}
 # Landmarks are probed on this many nodes; more nodes than that leave the spectrum of the normalised graph unchanged.
 PROBE = 2000
 
@@ -55,7 +59,8 @@ class Choice:
     :ivar method: the feature map: ``"neighbors"``, ``"grid"``, ``"landmarks"`` or ``"pairwise"``; ``"sparse"`` for the matrix
         of a sparse graph.
     :ivar reason: why it was taken, in words.
-    :ivar predicted_error: the relative error it was made for, or what it is known to leave where that is more.
+    :ivar predicted_error: the relative error it was made for, or what is known of its weights times the sensitivity of the
+        series, where that is more.
     :ivar estimated_error: what is known of the error of W after it was made: for the grid that of an exact block, for
         landmarks the mean residual; None where nothing was measured.
     :ivar detail: the feature map in words, with its number of modes, pairs or features.
@@ -68,10 +73,29 @@ class Choice:
     detail: str = ""
 
     @classmethod
-    def of(cls, features: FeatureMap, method: str, reason: str, tol: float) -> Choice:
-        """The choice of a map that was made for a tolerance."""
-        known = features.known_error
-        return cls(method, reason, max(tol, known or 0.0), known, repr(features))
+    def of(cls, features: FeatureMap, method: str, reason: str, tol: float, series: Series) -> Choice:
+        """The choice of a map that was made for a tolerance of the kernel of a series."""
+        known, graph = features.known_error, features.graph
+        # Weights are rounded, and a steep series sees the sum of it in every eigenvalue.
+        rounding = torch.finfo(graph.points.dtype).eps * (graph.num_nodes if series.steep else 1)
+        error = sensitivity(graph, series) * max(known or 0.0, rounding)
+        return cls(method, reason, max(tol, error), known, repr(features))
+
+    def checked(self, tol: float) -> Choice:
+        """The same, after a warning where the tolerance will be missed by far."""
+        if self.predicted_error > 10 * tol:
+            warnings.warn(
+                f"The kernel may be off by {self.predicted_error:.1g}, above tol={tol:g}: its series amplifies what weights "
+                f"are off by in {self.detail}. Use float64 points, more features, a larger tol, or milder parameters.",
+                AccuracyWarning,
+                stacklevel=4,
+            )
+        return self
+
+
+def sensitivity(graph: Graph, series: Series) -> float:
+    """By how much an error of weights may grow to one of the kernel; one where the spectrum is not known beforehand."""
+    return series.sensitivity(graph.spectrum) if graph.normalization else 1.0
 
 
 def exact_features(graph: Graph) -> FeatureMap:
@@ -105,12 +129,14 @@ def choose_features(
     :param outside: a grid also holds beyond the box of the nodes.
     """
     goal = default_tol(graph) if tol is None else tol
+    series.check_precision(graph.points.dtype)
+    weights_tol = max(goal / sensitivity(graph, series), LEAST_TOL[graph.points.dtype])
     if isinstance(name, FeatureMap):
         if name.graph is not graph:
             raise ValueError("features belong to another graph; build the map on the graph you pass, or bind() it.")
         if num_features is not None:
             raise ValueError("num_features is fixed by the feature map given as features; leave it out.")
-        return name, Choice.of(name, type(name).__name__, "given", goal)
+        return name, Choice.of(name, type(name).__name__, "given", goal, series)
     if not isinstance(graph, ImplicitGraph):
         if name not in ("auto", "sparse"):
             raise ValueError(
@@ -118,16 +144,19 @@ def choose_features(
                 "features='auto'."
             )
         sparse = SparseFeatures(graph)
-        return sparse, Choice.of(sparse, "sparse", "the matrix of the graph, which is exact", goal)
+        return sparse, Choice.of(sparse, "sparse", "the matrix of the graph, which is exact", goal, series)
     check_choice("features", name, NAMES)
     if name in ("grid", "neighbors", "pairwise") and num_features is not None:
         why = "is exact" if name == "pairwise" else "follows tol"
         raise ValueError(f"num_features has no meaning for features={name!r}, which {why}; leave it out.")
     reason, most = "asked for by name", NUM_FEATURES if num_features is None else num_features
     makers: Makers = {
-        "neighbors": lambda: NeighborFeatures(graph, goal, room=room),
-        "grid": lambda: FourierGrid(graph, goal, room=room, margin=graph.edge.reach(goal) * room if outside else 0.0),
-        "landmarks": lambda: LandmarkFeatures(graph, most, generator=generator, residual_tol=tol or 0.0),
+        # What a list leaves out takes its degrees with it, so that smooth functions hardly see it.
+        "neighbors": lambda: NeighborFeatures(graph, max(weights_tol, goal / MOST_OF_LISTS), room=room),
+        "grid": lambda: FourierGrid(
+            graph, weights_tol, room=room, margin=graph.edge.reach(weights_tol) * room if outside else 0.0
+        ),
+        "landmarks": lambda: LandmarkFeatures(graph, most, generator=generator, residual_tol=weights_tol if tol else 0.0),
         "positive": lambda: PositiveFeatures(graph, most, generator=generator),
         "fourier": lambda: FourierFeatures(graph, most, generator=generator),
         "pairwise": lambda: PairwiseFeatures(graph),
@@ -135,19 +164,27 @@ def choose_features(
     if name == "auto":
         graph.shards.refuse("The choice of features='auto'", "use features='landmarks' or 'fourier'")
         if not walked:
-            return _cheapest(graph, series, goal, num_features, generator, makers)
+            return _cheapest(graph, series, goal, weights_tol, num_features, generator, makers)
         name = "positive" if isinstance(graph.edge, Gaussian) else "pairwise"
         reason = "the paper's features" if name == "positive" else "walks need weights that are positive"
     features = makers[name]()
-    return features, Choice.of(features, name, reason, goal)
+    choice = Choice.of(features, name, reason, goal, series)
+    return features, choice if walked or tol is None else choice.checked(tol)
 
 
 def _cheapest(
-    graph: ImplicitGraph, series: Series, tol: float, num_features: int | None, generator: torch.Generator, makers: Makers
+    graph: ImplicitGraph,
+    series: Series,
+    tol: float,
+    weights_tol: float,
+    num_features: int | None,
+    generator: torch.Generator,
+    makers: Makers,
 ) -> tuple[FeatureMap, Choice]:
     """The map with the least work for a collapsed kernel."""
     if graph.normalization:
-        series.check_spectrum(graph.spectrum, psd=graph.normalization != "random_walk")
+        psd, dtype = graph.normalization != "random_walk", graph.points.dtype
+        series.check_spectrum(graph.spectrum, psd=psd, dtype=dtype)
     most = NUM_FEATURES if num_features is None else num_features
     features: FeatureMap
     if series.steep:  # on a small graph every node may be a landmark, which leaves no residual
@@ -156,10 +193,12 @@ def _cheapest(
         reason = "the series is steep near zero, where only eigenvalues follow it: landmarks to machine precision"
         if features.num_features >= most < graph.num_nodes:
             reason = f"{reason}, or {most}"
-        return features, Choice.of(features, "landmarks", reason, tol)
+        return features, Choice.of(features, "landmarks", reason, tol, series)
 
-    work, notes, landmarks = _count_work(graph, series, tol, most, generator)
-    makers["landmarks"] = lambda: LandmarkFeatures(graph, most, generator=generator, residual_tol=tol, landmarks=landmarks)
+    work, notes, landmarks = _count_work(graph, series, tol, weights_tol, most, generator)
+    makers["landmarks"] = lambda: LandmarkFeatures(
+        graph, most, generator=generator, residual_tol=weights_tol, landmarks=landmarks
+    )
     for method in sorted(work, key=lambda name: work[name]):
         try:
             with warnings.catch_warnings():
@@ -168,10 +207,10 @@ def _cheapest(
         except Unsuitable as error:
             notes.append(error.reason)
             continue
-        if (features.known_error or 0.0) <= tol:
+        if (features.known_error or 0.0) <= weights_tol:
             counts = ", ".join(f"{name} ({count:.2g})" for name, count in work.items())
             notes.insert(0, f"the cheapest of {counts}, in multiplications")
-            return features, Choice.of(features, method, "; ".join(notes), tol)
+            return features, Choice.of(features, method, "; ".join(notes), tol, series).checked(tol)
         notes.append(f"{features!r} has an error of {features.known_error:.1g}")
 
     method, reason = "landmarks" if graph.edge.positive_definite else "pairwise", "; ".join(notes)
@@ -181,24 +220,24 @@ def _cheapest(
             "positive-definite edge. Use a shorter radius, a larger tol, or features='pairwise' at O(N^2) a product."
         )
     features = makers[method]()
-    return features, Choice.of(features, method, f"no route meets the tolerance: {reason}", tol)
+    return features, Choice.of(features, method, f"no route meets the tolerance: {reason}", tol, series)
 
 
 def _count_work(
-    graph: ImplicitGraph, series: Series, tol: float, most: int, generator: torch.Generator
+    graph: ImplicitGraph, series: Series, tol: float, weights_tol: float, most: int, generator: torch.Generator
 ) -> tuple[dict[str, float], list[str], Tensor | None]:
     """The work of every route that can meet the tolerance, why the others cannot, and landmarks if all nodes were probed."""
     nodes, notes = graph.num_nodes, []
     work: dict[str, float] = {}
     terms = len(series.chebyshev(graph.spectrum, 0.1 * tol)) if graph.normalization else RAW_TERMS
-    neighbors, effective_rank = sample_pairs(graph, list_cutoff(graph, tol))
+    neighbors, effective_rank = sample_pairs(graph, list_cutoff(graph, max(weights_tol, tol / MOST_OF_LISTS)))
     if nodes <= ONE_BLOCK:
         work["pairwise"] = nodes**2 * (WEIGHT + PRODUCTS * terms)
     if neighbors <= MAX_NEIGHBORS:  # a pair has to be found and sorted before it is weighed
         work["neighbors"] = nodes * neighbors * LIST_ENTRY * (3 * WEIGHT + PRODUCTS * terms)
     else:
         notes.append(f"a list would hold {neighbors:.0f} neighbours a node")
-    if (modes := count_modes(graph, tol)) is not None:
+    if (modes := count_modes(graph, weights_tol)) is not None:
         # FFTs of the padded grid for every term, with ten more for set-up and transforms; a point is spread over some 6 x 2^d.
         fft = (terms + 10) * max(2**graph.dim * modes, LEAST_GRID)
         work["grid"] = PRODUCTS * FFT_POINT * (fft + 6 * 2**graph.dim * nodes)
@@ -215,8 +254,8 @@ def _count_work(
     if affordable <= 4 * effective_rank:
         notes.append(f"landmarks would have to be many: the effective rank is {effective_rank:.0f}")
         return work, notes, None
-    number, residual, landmarks = _probe(graph, tol, affordable, generator)
-    if residual > tol:
+    number, residual, landmarks = _probe(graph, weights_tol, affordable, generator)
+    if residual > weights_tol:
         notes.append(f"{number} landmarks leave a residual of {residual:.1g}")
         return work, notes, None
     work["landmarks"] = landmark_work(number)

@@ -23,8 +23,9 @@ from swing_gp.graphs.implicit import ImplicitGraph
 from swing_gp.linalg.nufft import PointTransform
 from swing_gp.utils.validation import as_number, check_count, check_interval
 
-# Modes of a grid: at 2^22 (160 per axis in 3-D) a padded transform takes about half a gigabyte.
-MAX_MODES = 2**22
+# Modes of a grid: at 2^22 (160 per axis in 3-D) a padded transform takes about half a gigabyte. On a small graph that many are
+# minutes for what exact weights do at once.
+MAX_MODES, FEWEST_MODES, MODES_PER_NODE = 2**22, 2**18, 64
 # A grid of at most this many modes is used through the closed forms.
 DENSE_GRID = 512
 # The exact block of W that a grid is checked against, and how often it may grow to meet it.
@@ -41,7 +42,12 @@ def count_modes(graph: ImplicitGraph, tol: float) -> int | None:
     except ValueError:  # an edge function without a band, such as a hard ball
         return None
     _, count = _half_widths(band, spacing)
-    return int(count) if count <= MAX_MODES else None
+    return int(count) if count <= default_modes(graph) else None
+
+
+def default_modes(graph: ImplicitGraph) -> int:
+    """The most modes that a grid takes where nobody says how many: in proportion to the work of other routes."""
+    return min(MAX_MODES, max(FEWEST_MODES, MODES_PER_NODE * graph.num_nodes))
 
 
 def least_tol(graph: Graph) -> float:
@@ -90,7 +96,7 @@ class FourierGrid(FeatureMap):
     was made for.
 
     :param tol: the relative error of products with W (and of degrees) to aim for.
-    :param max_modes: refuse grids with more modes than this.
+    :param max_modes: refuse grids with more modes than this; None for 64 a node, at least 262,144 and at most four million.
     :param room: the grid also holds for lengthscales this many times shorter or longer.
     :param margin: how far beyond the box of the nodes, in lengthscales, points may lie that are evaluated at.
     """
@@ -104,11 +110,17 @@ class FourierGrid(FeatureMap):
         return self.dense if closed and self.num_modes <= DENSE_GRID else self
 
     def __init__(
-        self, graph: ImplicitGraph, tol: float = 1e-6, *, max_modes: int = MAX_MODES, room: float = 1.0, margin: float = 0.0
+        self,
+        graph: ImplicitGraph,
+        tol: float = 1e-6,
+        *,
+        max_modes: int | None = None,
+        room: float = 1.0,
+        margin: float = 0.0,
     ) -> None:
         super().__init__(graph)
-        self.tol, self.max_modes, self.room, self.margin = check_interval("tol", tol, 0, 1), max_modes, room, margin
-        check_count("max_modes", max_modes)
+        self.tol, self.room, self.margin = check_interval("tol", tol, 0, 1), room, margin
+        self.max_modes = default_modes(graph) if max_modes is None else check_count("max_modes", max_modes)
         if not 1 <= as_number("room", room) < math.inf:
             raise ValueError(f"room must be at least 1 (for one lengthscale) and finite, got {room!r}.")
         if not 0 <= as_number("margin", margin) < math.inf:

@@ -139,8 +139,9 @@ class _Entry:
                 outside=outside,
             )
         else:
-            self.features = LandmarkFeatures(self.graph, landmarks=torch.tensor(landmarks, device=graph.points.device))  # type: ignore[arg-type]
-            self.info = Choice.of(self.features, "landmarks", "restored", request.tol or default_tol(graph))
+            ids: Any = torch.tensor(landmarks, device=graph.points.device)
+            self.features = LandmarkFeatures(self.graph, landmarks=ids)  # type: ignore[arg-type]
+            self.info = Choice.of(self.features, "landmarks", "restored", request.tol or default_tol(graph), series)
         self._landmarks: LandmarkApproximation | None = None
         self._bound: tuple[Any, FeatureMap] | None = None
         self._kept: tuple[FeatureMap, Any, KernelOnNodes] | None = None

@@ -30,6 +30,9 @@ from swing_gp.operators.stacking import stacked
 from swing_gp.operators.walks import Walks
 from swing_gp.series.base import Series
 
+# More than the ids of 2,000 landmarks take as text.
+STATE_BLOCK = 2**16
+
 
 class Nodes(torch.nn.Module):
     """The tensors of a graph, points first. They are kept out of the kernel itself, whose own buffers GPyTorch indexes as
@@ -159,12 +162,14 @@ class GraphKernel(Kernel):
             return entry.kernel(graph, series, differentiable)
 
     def get_extra_state(self) -> Tensor:
-        # As a tensor, because that is what others expect in a state_dict (BoTorch rolls back to copies of it).
+        # As a tensor, because that is what others expect in a state_dict, and padded to whole blocks: BoTorch rolls back by
+        # writing an old state into the tensors of a new one, which must have its size.
         entries = [[list(index), state] for index, state in self._cache.states().items()]
-        return torch.tensor(list(json.dumps(entries).encode()), dtype=torch.uint8)
+        text = json.dumps(entries).encode()
+        return torch.frombuffer(bytearray(text.ljust(-(-len(text) // STATE_BLOCK) * STATE_BLOCK)), dtype=torch.uint8)
 
     def set_extra_state(self, state: Tensor) -> None:
-        entries = json.loads(bytes(state.to(torch.uint8).tolist()))
+        entries = json.loads(state.to("cpu", torch.uint8).numpy().tobytes())
         self._cache = KernelCache({tuple(index): entry for index, entry in entries})
 
     def __call__(self, x1: Tensor, x2: Tensor | None = None, diag: bool = False, **params: Any) -> Any:

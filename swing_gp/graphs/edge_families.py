@@ -20,7 +20,14 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from swing_gp.graphs.edges import EdgeFunction
+from swing_gp.graphs.radial import NODES, RadialTransform
 from swing_gp.utils.validation import as_number, as_parameter, check_choice
+
+# The table of a SpectralEdge: nodes are even below the shortest distance (in lengthscales) and geometric above, up to the
+# farthest, beyond which f counts as zero.
+SHORTEST, FARTHEST = 1e-6, 300.0
+# Smaller values of the table are its rounding error.
+LEAST = 1e-12
 
 
 class Ball(EdgeFunction):
@@ -169,7 +176,8 @@ def _log_of_known(x: Tensor, values: np.ndarray, slopes: np.ndarray) -> Tensor:
 class SpectralEdge(EdgeFunction):
     r"""A user's own radial edge function, given by its spectral density at lengthscale one.
 
-    The edge function itself is the Hankel transform of the density, tabulated once.
+    The edge function itself is the Hankel transform of the density, tabulated once, to about 1e-12 for densities that are
+    smooth in the logarithm of the frequency.
 
     :param density: non-negative function of :math:`|\omega|` (a tensor), up to a constant: it is normalised so that f(0) = 1.
         It must fall off fast enough to be integrable in ``dim`` dimensions.
@@ -187,38 +195,35 @@ class SpectralEdge(EdgeFunction):
         super().__init__(lengthscale)
         check_choice("dim", dim, (1, 2, 3))
         self.density, self.dim = density, dim
-        # Logarithmic nodes see every scale; the trapezoidal rule in log omega converges fast for smooth densities.
-        log_nodes = np.linspace(math.log(1e-6), math.log(1e6), 40_001)
-        nodes = np.exp(log_nodes)
         if not callable(density):
             raise TypeError(f"density must be a function of frequencies, got {density!r}.")
-        result = density(torch.from_numpy(nodes))
-        if not torch.is_tensor(result) or result.shape != nodes.shape:
-            raise TypeError("density must return a tensor with one value for every frequency of the tensor that it is given.")
-        values = result.detach().numpy()
-        if not (np.isfinite(values).all() and (values >= 0).all() and values.max() > 0):
-            raise ValueError("density must be finite and non-negative; a signed density is not supported.")
-        sphere = 2 * math.pi ** (dim / 2) / math.gamma(dim / 2)
-        mass = sphere * values * nodes**dim * (log_nodes[1] - log_nodes[0])
-        mass[0] = 0.5 * mass[0] + sphere * values[0] * nodes[0] ** dim / dim  # with all that lies below the first node
+        transform = RadialTransform(self._checked_density, dim)
+        mass = transform.mass
         if mass[-100:].sum() > 1e-3 * mass.sum():
             raise ValueError(f"density does not fall off fast enough to be integrable in {dim} dimensions.")
-        self._norm_constant = float(mass.sum())
-        squares = (values / self._norm_constant) ** 2 * nodes**dim
-        self._tail = np.cumsum(squares[::-1])[::-1] / squares.sum(), nodes
-        self._cdf = np.cumsum(mass) / mass.sum(), nodes
-        kept = mass > 1e-16 * mass.sum()
-        # Beyond a few hundred lengthscales the waves are too short for the nodes, and f counts as zero.
-        distances = np.concatenate([[0.0], np.geomspace(1e-3, 300, 2000)])
-        wave = {1: np.cos, 2: scipy.special.j0, 3: lambda u: np.sinc(u / np.pi)}[dim]
-        table = np.array([(mass[kept] * wave(r * nodes[kept])).sum() for r in distances]) / mass.sum()
+        self._norm_constant = transform.total
+        squares = (mass / NODES**dim) ** 2 * NODES**dim
+        self._tail = np.cumsum(squares[::-1])[::-1] / squares.sum()
+        self._cdf = np.cumsum(mass) / transform.total
+        scale = np.linspace(0, np.log1p(FARTHEST / SHORTEST), 3001)
+        distances = SHORTEST * np.expm1(scale)
+        table = transform(distances)
         if table.min() < -1e-6:
             raise ValueError(
                 f"density gives an edge function that is negative ({table.min():.2g} at {distances[table.argmin()]:.2g} "
                 "lengthscales), and weights of a graph are not; use a density without a gap or an edge, such as a falling one."
             )
-        self._table = scipy.interpolate.CubicSpline(np.log1p(distances), table)
+        self._table = scipy.interpolate.make_interp_spline(scale, table, k=5)
         self._profile = distances, table
+
+    def _checked_density(self, frequencies: np.ndarray) -> np.ndarray:
+        result = self.density(torch.from_numpy(frequencies))
+        if not torch.is_tensor(result) or result.shape != frequencies.shape:
+            raise TypeError("density must return a tensor with one value for every frequency of the tensor that it is given.")
+        values = result.detach().numpy()
+        if not (np.isfinite(values).all() and (values >= 0).all() and values.max() > 0):
+            raise ValueError("density must be finite and non-negative; a signed density is not supported.")
+        return values
 
     def __repr__(self) -> str:
         return f"SpectralEdge(dim={self.dim}, lengthscale={self.lengthscale.detach().tolist()})"
@@ -226,8 +231,8 @@ class SpectralEdge(EdgeFunction):
     def log_profile(self, distance: Tensor) -> Tensor:
         scaled = distance.detach().double().cpu().numpy()
         inside = scaled <= self._profile[0][-1]
-        values, slopes = (np.where(inside, self._table(np.log1p(scaled), order), 0.0) for order in (0, 1))
-        return _log_of_known(distance, values, slopes / (1 + scaled))
+        values, slopes = (np.where(inside, self._table(np.log1p(scaled / SHORTEST), order), 0.0) for order in (0, 1))
+        return _log_of_known(distance, values, slopes / (SHORTEST + scaled))
 
     def spectral_density(self, frequency: Tensor) -> Tensor:
         scaled = frequency * self.lengthscale.to(frequency)
@@ -238,22 +243,20 @@ class SpectralEdge(EdgeFunction):
 
     def reach(self, eps: float) -> float:
         distances, table = self._profile
-        above = np.flatnonzero(np.abs(table) > max(eps, 1e-9))
+        above = np.flatnonzero(np.abs(table) > max(eps, LEAST))
         return float(distances[min(above[-1] + 1, len(distances) - 1)])
 
     def band(self, eps: float, dim: int) -> float:
-        tail, nodes = self._tail
-        return float(nodes[np.flatnonzero(tail > max(eps, 1e-12) ** 2)[-1]])
+        return float(NODES[np.flatnonzero(self._tail > max(eps, 1e-12) ** 2)[-1]])
 
     def cutoff(self, eps: float, dim: int) -> float:
         distances, table = self._profile
-        share = np.where(np.abs(table[1:]) > 1e-9, np.abs(table[1:]), 0.0) * distances[1:] ** dim
+        share = np.where(np.abs(table[1:]) > LEAST, np.abs(table[1:]), 0.0) * distances[1:] ** dim
         left = np.cumsum(share[::-1])[::-1] / share.sum()
         return float(distances[1:][np.flatnonzero(left > eps)[-1]])
 
     def sample_frequencies(self, number: int, dim: int, *, generator: torch.Generator, ensemble: str = "orthogonal") -> Tensor:
         directions = torch.randn(number, dim, dtype=torch.float64, generator=generator, device=generator.device)
         uniform = torch.rand(number, dtype=torch.float64, generator=generator, device=generator.device).cpu().numpy()
-        cdf, nodes = self._cdf
-        lengths = torch.from_numpy(np.interp(uniform, cdf, nodes)).to(directions)
+        lengths = torch.from_numpy(np.interp(uniform, self._cdf, NODES)).to(directions)
         return directions / directions.norm(dim=-1, keepdim=True) * lengths.unsqueeze(-1)

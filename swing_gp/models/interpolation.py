@@ -74,7 +74,7 @@ class Interpolation:
         """For the GP, standard deviations of the values at all nodes, of their shape; computed when first asked for."""
         if self._posterior is None:
             raise ValueError(f"rule={self.rule!r} has no standard deviations; use rule='gp'.")
-        return self._posterior.std(self.values.shape)
+        return self._posterior.std(self.values.shape).to(self.values.dtype)
 
 
 def interpolate(
@@ -143,6 +143,9 @@ def interpolate(
         )
         graph, series = selection.graph, selection.series
         noise = selection.noise if noise is None else noise
+    if series.steep:  # which float32 cannot hold
+        graph = graph.with_tensors(*(tensor.double() for tensor in graph.tensors()))
+        columns = columns.double()
     if tol is None:
         tol = max(least_tol(graph), TOL_OF_SUMS if noise is None else max(1e-9, min(TOL, 0.1 * noise)))
     operator = graph_kernel(graph, series, features=features, walks=walks, tol=tol, num_features=num_features, seed=seed)
@@ -154,7 +157,7 @@ def interpolate(
             found = posterior.mean() + offset
         else:
             found, unreached = _weighted(operator, known, columns, normalized=rule == "normalized")
-    found = found.reshape(-1, *values.shape[1:])
+    found = found.to(values.dtype).reshape(-1, *values.shape[1:])
     return Interpolation(found, rule, graph, series, noise, operator.info, selection, unreached, posterior)
 
 

@@ -38,6 +38,8 @@ from swing_gp.series.base import Series
 # Relative standard errors of an estimated diagonal beyond which who asked for it is told.
 VISIBLE_ERROR = 0.01
 BLOCK = 16
+# Relative error of the roots that samples are drawn with.
+ROOT_TOL = {torch.float32: 1e-5, torch.float64: 1e-8}
 # Points of the padded grids that are worked on at once: what stays in the cache is twice as fast.
 CACHED = 2**20
 
@@ -132,18 +134,23 @@ class GridKernelLinearOperator(MatrixFreeKernel):
         """
         root = self.weights.clamp_min(0).sqrt()
         sizes = tuple(2 * width + 1 for width in self.features.half_widths)
-        white = white_noise(self, number, *sizes, generator=generator)
-        modes = torch.fft.rfftn(white, dim=tuple(range(1, white.dim())), norm="ortho")
+        places = self.features.prepare(x)
 
         def step(modes: Tensor) -> Tensor:
             return root * toeplitz_product(self.symbol, root * modes)
 
         half = self._chebyshev(lambda x: self.series.remainder(x).clamp_min(0).sqrt())
-        modes = root * clenshaw(step, half, self.interval, modes)
-        return self.features.prepare(x).to_points(self.features.fold * modes)
+
+        def block(count: int) -> Tensor:
+            white = white_noise(self, count, *sizes, generator=generator)
+            modes = torch.fft.rfftn(white, dim=tuple(range(1, white.dim())), norm="ortho")
+            return places.to_points(self.features.fold * root * clenshaw(step, half, self.interval, modes))
+
+        return torch.cat([block(min(BLOCK, number - start)) for start in range(0, max(1, number), BLOCK)], dim=-1)
 
     def _chebyshev(self, function: Callable[[Tensor], Tensor]) -> Tensor:
-        return self.series.chebyshev(self.interval, max(0.1 * self.tol, 1e-10), function).to(self.weights)
+        """Of a root, which need not be smooth."""
+        return self.series.chebyshev(self.interval, max(0.1 * self.tol, ROOT_TOL[self.dtype]), function).to(self.weights)
 
     def _step(self, modes: Tensor) -> Tensor:
         """T B on the kept modes: to the uniform grid, times 1/d, and back."""
@@ -255,11 +262,12 @@ def grid_kernel(features: FourierGrid, series: Series) -> GridKernelLinearOperat
     if graph.normalization is None:
         high = math.exp(float(log_degree.detach().max()))
         low = -high if low < 0 else 0.0
-    series.check_spectrum((low, high), psd=graph.normalization != "random_walk")
+    dtype = graph.points.dtype
+    series.check_spectrum((low, high), psd=graph.normalization != "random_walk", dtype=dtype)
     # The error of the grid may carry an eigenvalue out of the interval by about the tolerance.
     slack = 10 * features.tol * high
     interval = (low - slack if low < 0 else low, high + slack)
-    series.check_spectrum(interval, psd=False)
+    series.check_spectrum(interval, psd=False, dtype=dtype)
     scales = torch.stack(graph.degree_scales(log_degree, features.log_density()))
     # The symbol is the sum of 1/d over the points, limited to differences of kept modes, on a uniform grid.
     grid = torch.Size(scipy.fft.next_fast_len(4 * m + 1, real=True) for m in features.half_widths)

@@ -25,6 +25,7 @@ from swing_gp.operators.coincident import num_groups, per_group, sum_of_equals
 from swing_gp.operators.indexing import Indexed
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 from swing_gp.operators.matrix_free import submatrix
+from swing_gp.utils.validation import check_rhs
 
 
 class Grouped(Indexed):
@@ -182,6 +183,7 @@ class LowRankCross(Grouped):
         return self._derived(self.left, core, self.right, self.shared, self.groups)
 
     def _matmul(self, rhs: Tensor) -> Tensor:
+        check_rhs(rhs, self.dtype)
         if rhs.dim() == 1:
             return self._matmul(rhs.unsqueeze(-1)).squeeze(-1)
         small = self.core @ self.shards.sum(self.right.mT @ rhs, "product").to(self.core.dtype)

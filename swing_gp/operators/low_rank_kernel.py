@@ -149,7 +149,7 @@ def kernel_core(features: DenseFeatures, series: Series, loop: float) -> Tensor:
     bound = features.graph.spectrum[1]
     eigenvalues = features.node_eigenpairs[0]
     high = max(loop, min(float(eigenvalues.max()), bound))
-    series.check_spectrum((min(0.0, float(eigenvalues.min())), high), psd=True)
+    series.check_spectrum((min(0.0, float(eigenvalues.min())), high), psd=True, dtype=features.graph.points.dtype)
     return symmetric_function(features.node_gram, lambda x: series.remainder(x.clamp_max(bound)), features.node_eigenpairs)
 
 

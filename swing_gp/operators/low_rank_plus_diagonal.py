@@ -28,6 +28,7 @@ from swing_gp.linalg.woodbury import Woodbury
 from swing_gp.operators.indexing import Indexed
 from swing_gp.operators.matrix_free import submatrix
 from swing_gp.operators.regimes import is_dense
+from swing_gp.utils.validation import check_rhs
 
 
 class LowRankPlusDiagonal(Indexed):
@@ -84,6 +85,7 @@ class LowRankPlusDiagonal(Indexed):
     # Products and entries
 
     def _matmul(self, rhs: Tensor) -> Tensor:
+        check_rhs(rhs, self.dtype)
         if rhs.dim() == 1:
             return self._matmul(rhs.unsqueeze(-1)).squeeze(-1)
         small = self.core @ self.shards.sum(self.factor.mT @ rhs, "product").to(self.core.dtype)
@@ -203,6 +205,7 @@ class LowRankPlusDiagonal(Indexed):
         return result if left_tensor is None else left_tensor @ result
 
     def _solve(self, rhs: Tensor, preconditioner: Any = None, num_tridiag: int | None = 0) -> Tensor:
+        check_rhs(rhs, self.dtype)
         return self.solver()(rhs)
 
     def solver(self) -> Callable[[Tensor], Tensor]:
@@ -223,6 +226,7 @@ class LowRankPlusDiagonal(Indexed):
     ) -> tuple[Tensor, Tensor]:
         zero = torch.zeros(self.batch_shape, dtype=self.dtype, device=self.device)
         rhs = zero.new_zeros(self.shape[-1], 0) if inv_quad_rhs is None else inv_quad_rhs
+        check_rhs(rhs, self.dtype)
         rhs = rhs.unsqueeze(-1) if rhs.dim() == 1 else rhs
         if self._smaller_than_core:
             lu, pivots = self._lu_of_dense()

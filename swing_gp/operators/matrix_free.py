@@ -16,6 +16,7 @@ from torch import Tensor
 from swing_gp.linalg.gram import white_noise
 from swing_gp.operators.noisy import TakesNoise
 from swing_gp.operators.regimes import is_dense
+from swing_gp.utils.validation import check_rhs
 
 # Columns of a matrix-free operator that are formed together: memory O(N x this).
 COLUMNS = 256
@@ -29,6 +30,7 @@ class MatrixFreeLinearOperator(TakesNoise):
         """The product with a matrix."""
 
     def _matmul(self, rhs: Tensor) -> Tensor:
+        check_rhs(rhs, self.dtype)
         if rhs.dim() == 1:
             return self._apply(rhs.unsqueeze(-1)).squeeze(-1)
         columns = rhs.movedim(-2, 0)  # (M, *batch, k): one product for the whole batch

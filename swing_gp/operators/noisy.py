@@ -17,6 +17,7 @@ from swing_gp.operators import iterative
 from swing_gp.operators.broadcast import BroadcastLinearOperator
 from swing_gp.operators.indexing import Indexed
 from swing_gp.operators.regimes import MOST_DENSE, is_dense, num_probes
+from swing_gp.utils.validation import check_rhs
 
 
 class Solvable(Indexed):
@@ -94,6 +95,7 @@ class Solvable(Indexed):
 
     def _columns_of(self, rhs: Tensor) -> Tensor:  # (*batch, N, k) or (N,) -> (N, columns)
         self.check_symmetric()
+        check_rhs(rhs, self.dtype)
         rhs = rhs.unsqueeze(-1) if rhs.dim() == 1 else rhs
         if not self.is_square or rhs.shape[-2] != self.shape[-1]:
             raise RuntimeError(f"A matrix of shape {tuple(self.shape)} cannot be solved with for {tuple(rhs.shape)}.")

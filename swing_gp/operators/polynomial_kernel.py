@@ -126,12 +126,14 @@ def polynomial_kernel(features: FeatureMap, series: Series, tol: float | None = 
     graph = features.graph
     matrix = adjacency(features)
     interval = _spectral_interval(matrix)
-    series.check_spectrum(interval, psd=graph.normalization != "random_walk")
+    series.check_spectrum(interval, psd=graph.normalization != "random_walk", dtype=graph.points.dtype)
     # The little that features may put below the interval belongs to it: polynomials of sharp series grow fast there.
     low, high = interval
     interval = min(low, max(low - features.deficit * high, -high, series.least)), high
     tol = 100 * torch.finfo(matrix.dtype).eps if tol is None else tol
-    coefficients = series.chebyshev(interval, 0.1 * tol).to(matrix.log_degree)
+    # Of the kernel beyond its identity part, which may be next to nothing beside it.
+    share = series.share_beyond_identity(interval)
+    coefficients = series.chebyshev(interval, max(0.1 * tol * share, 1e-15)).to(matrix.log_degree)
     return SeriesLinearOperator(matrix, coefficients, interval=interval, series=series)
 
 

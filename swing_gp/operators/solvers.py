@@ -22,7 +22,7 @@ from swing_gp.linalg.conjugate_gradients import ConvergenceWarning, conjugate_gr
 from swing_gp.linalg.reducer import LOCAL, Reducer
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 from swing_gp.operators.noisy import NoisyKernelLinearOperator
-from swing_gp.utils.validation import as_number, as_real
+from swing_gp.utils.validation import as_number, as_real, check_rhs
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,7 @@ def solve(
     shards: Reducer = getattr(operator, "shards", LOCAL)
     if not shards.all(rhs.dim() in (1, 2) and rhs.shape[0] == operator.shape[0]):
         raise ValueError(f"rhs must have {operator.shape[0]} rows, got shape {tuple(rhs.shape)}.")
-    if rhs.dtype != operator.dtype:
-        raise ValueError(f"rhs must be {operator.dtype} like the operator, got {rhs.dtype}; convert with rhs.to(K.dtype).")
+    check_rhs(rhs, operator.dtype)
     noise = as_real("noise", noise).to(dtype=operator.dtype, device=operator.device)
     if noise.shape not in ((), (1,), (operator.shape[0],)):
         raise ValueError(f"noise must be one number, or one per node ({operator.shape[0]}), got shape {tuple(noise.shape)}.")

@@ -148,6 +148,7 @@ def space_walks(features: FeatureMap, series: Series, walks: Walks, *, generator
     log_degree = _log_degree(features)
     bound = 1.0 if graph.normalization else math.exp(float(log_degree.detach().max()))
     lengths = _lengths(series, walks, generator, tol, bound)
+    series.check_overflow((0.0, bound), graph.points.dtype)
     number = 1 + max(1, *lengths)
     coefficients = (series.coefficients(number) if walks.sides == 1 else series.modulation(number)).to(graph.points)
     if walks.halting is not None:

@@ -34,6 +34,8 @@ from swing_gp.linalg.expansions import chebyshev_coefficients, horner, series_ro
 # A walk or a truncated series longer than this is refused, with its length in the message.
 MAX_HORIZON = 2000
 MAX_CHEBYSHEV_DEGREE = 4096
+# How far below the largest number of a dtype a kernel has to stay: sums over nodes and over terms go beyond its eigenvalues.
+ROOM = 1e6
 
 
 class Series(ABC):
@@ -167,6 +169,32 @@ class Series(ABC):
             )
         return found
 
+    def share_beyond_identity(self, interval: tuple[float, float]) -> float:
+        r""":math:`\max|g - \alpha_0| / \max|g|` over a spectrum."""
+        with torch.no_grad():
+            values = self(torch.linspace(*interval, 65, dtype=torch.float64))
+            return float((values - self.coefficients(1)[0]).abs().max() / values.abs().max())
+
+    def sensitivity(self, interval: tuple[float, float]) -> float:
+        r"""By how much, at least one, a relative error of the matrix may grow to one of the kernel beyond its identity part:
+        :math:`b \max|g'| / \max|g - \alpha_0|` over a spectrum that reaches up to b. For a diffusion it is its time."""
+        low, high = interval
+        with torch.enable_grad():
+            cosines = torch.linspace(-math.pi, 0, 257, dtype=torch.float64).cos()
+            nodes = (0.5 * (high + low) + 0.5 * (high - low) * cosines).requires_grad_()
+            values = self(nodes)
+            (slopes,) = torch.autograd.grad(values.sum(), nodes)
+        slope, size = float(slopes.abs().max()), float((values - self.coefficients(1)[0]).detach().abs().max())
+        return max(1.0, high * slope / size) if size > 0 and math.isfinite(slope) else 1.0
+
+    def check_precision(self, dtype: torch.dtype) -> None:
+        """Refuse a steep series where weights are rounded far above the eigenvalues that it tells apart."""
+        if self.steep and dtype == torch.float32:
+            raise ValueError(
+                f"{self!r} tells eigenvalues apart that float32 rounds away. Use float64 (points.double()), or a floor of at "
+                "least 1e-4."
+            )
+
     def check_smooth(self) -> None:
         """Refuse a steep series where a polynomial is taken, or weights have an error."""
         if self.steep:
@@ -175,8 +203,11 @@ class Series(ABC):
                 "Use features='landmarks', or a larger floor."
             )
 
-    def check_spectrum(self, interval: tuple[float, float], *, psd: bool) -> None:
-        """Refuse a spectrum on which the series diverges or, where ``psd`` is asked for, is negative."""
+    def check_spectrum(self, interval: tuple[float, float], *, psd: bool, dtype: torch.dtype = torch.float64) -> None:
+        """Refuse a spectrum on which the series diverges, overflows or, where ``psd`` is asked for, is negative.
+
+        :param dtype: what products are computed in.
+        """
         low, high = interval
         reach = max(abs(low), abs(high))
         if self.degree is None and reach >= self.radius:
@@ -192,7 +223,13 @@ class Series(ABC):
                 f"covariance: it is non-negative on [{least:.3g}, {most:.3g}]. Use normalization='symmetric', or other "
                 "parameters."
             )
-        if not bool(torch.isfinite(self(torch.tensor([low, high], dtype=torch.float64))).all()):
+        self.check_overflow(interval, dtype)
+
+    def check_overflow(self, interval: tuple[float, float], dtype: torch.dtype) -> None:
+        """Refuse a spectrum on which the series leaves the range of a dtype, with room for the sums of a product."""
+        reach = max(map(abs, interval))
+        values = self(torch.tensor(interval, dtype=torch.float64)).detach().abs()
+        if not bool((values < torch.finfo(dtype).max / ROOM).all()):
             raise ValueError(
                 f"{self!r} overflows on this graph, whose eigenvalues reach {reach:.3g}. "
                 "Use normalization='symmetric', or milder parameters."

@@ -60,7 +60,7 @@ class LogMatern(Series):
     def nonnegative(self) -> tuple[float, float]:
         return (-self.floor, math.inf)
 
-    def check_spectrum(self, interval: tuple[float, float], *, psd: bool) -> None:
+    def check_spectrum(self, interval: tuple[float, float], *, psd: bool, dtype: torch.dtype = torch.float64) -> None:
         low, high = interval
         most = (1 + self.floor) * math.exp(2 * self.nu.item() / self.kappa.item() ** 2)
         if low < -1e-6 or high >= most:
@@ -68,6 +68,7 @@ class LogMatern(Series):
                 f"{self!r} is defined for eigenvalues from 0 up to {most:.3g}, this graph has [{low:.3g}, {high:.3g}]. "
                 "Use normalization='symmetric' and a positive-definite edge function such as Gaussian."
             )
+        self.check_overflow(interval, dtype)
 
     def _parts(self, eigenvalues: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         r"""nu, the base of the power at zero, and how far it falls from there, :math:`\log(1 + \lambda/\varepsilon)`."""
@@ -100,9 +101,21 @@ class LogMatern(Series):
         """The Taylor coefficients about zero, by the recurrence for a power of a series; they grow like floor^-k."""
         zero = torch.zeros((), dtype=torch.float64, device=self.nu.device)
         nu, start, _ = self._parts(zero)
-        base = [start, *(torch.full_like(start, (-1) ** k / (k * self.floor**k)) for k in range(1, number))]
+        # In units of the floor first, where nothing overflows.
+        base = [start, *(torch.full_like(start, (-1) ** k / k) for k in range(1, number))]
         terms = [start.pow(-nu)]
         for n in range(1, number):
             parts = [((1 - nu) * k - n) * base[k] * terms[n - k] for k in range(1, n + 1)]
             terms.append(torch.stack(parts).sum() / (n * start))
-        return torch.stack(terms[:number])
+        # In two steps, because floor^-k may overflow where the coefficient does not.
+        order = torch.arange(number, device=zero.device)
+        half = torch.div(order, 2, rounding_mode="floor")
+        inverse = torch.full_like(zero, 1 / self.floor)
+        coefficients = torch.stack(terms[:number]) * inverse.pow(half) * inverse.pow(order - half)
+        finite = torch.isfinite(coefficients.detach())
+        if not bool(finite.all()):
+            raise ValueError(
+                f"The Taylor coefficients of {self!r} grow like floor^-k and overflow from order {int((~finite).nonzero()[0])} "
+                f"on; {number} were asked for. Use features='landmarks', which takes its closed form, or a larger floor."
+            )
+        return coefficients

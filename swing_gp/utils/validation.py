@@ -62,6 +62,12 @@ def check_interval(name: str, value: float, low: float, high: float) -> float:
     return value
 
 
+def check_rhs(rhs: Tensor, dtype: torch.dtype) -> None:
+    """A right-hand side of the operator's own dtype: torch would promote, truncate or drop parts of another, route by route."""
+    if rhs.dtype != dtype:
+        raise ValueError(f"rhs must be {dtype} like the operator, got {rhs.dtype}; convert with rhs.to(K.dtype).")
+
+
 def as_generator(seed: int | torch.Generator) -> torch.Generator:
     """A generator from a seed; torch's global random state is never read or written."""
     if isinstance(seed, torch.Generator):

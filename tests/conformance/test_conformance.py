@@ -107,6 +107,7 @@ def test_solves_and_log_determinants(stall):
 
 
 @everywhere
+@torch.no_grad()  # a thousand samples with a graph of what they came from fill the memory
 def test_samples_have_the_covariance(stall):
     for x in places(stall).values():
         model = trained(stall)
@@ -302,6 +303,10 @@ def test_other_precision(stall):
     wanted = model(at)
     there = torch.float32 if stall.dtype == "double" else torch.float64
     model.train()
+    if stall.series == "log matern":
+        with pytest.raises(ValueError, match="float32 rounds away"):
+            model.to(there).eval()(at.to(there))
+        return
     moved = model.to(there).eval()(at.to(there))
     assert moved.mean.dtype == there
     assert relative(moved.mean.double(), wanted.mean.double()) < 0.05

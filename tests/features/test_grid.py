@@ -13,6 +13,7 @@ from oracles import cloud, dense_adjacency, dense_kernel, relative
 
 from swing_gp import (
     AccuracyWarning,
+    Ball,
     ConvergenceWarning,
     Diffusion,
     FeatureKernelLinearOperator,
@@ -28,6 +29,8 @@ from swing_gp import (
     Walks,
     graph_kernel,
 )
+from swing_gp.features.base import Unsuitable
+from swing_gp.features.grid import MAX_MODES, count_modes, default_modes
 from swing_gp.linalg.conjugate_gradients import conjugate_gradients
 from swing_gp.linalg.nufft import PointTransform
 from swing_gp.operators import grid_kernel as grid_kernels
@@ -106,7 +109,7 @@ def test_kernel_products_meet_the_tolerance(dim, lengthscale, tol):
 def test_short_lengthscales_at_looser_tolerances(dim, tol):
     points = cloud(500, dim)
     graph = ImplicitGraph(points, Gaussian(0.02))
-    operator = grid_kernel(FourierGrid(graph, tol), Diffusion(3.0))
+    operator = grid_kernel(FourierGrid(graph, tol, max_modes=MAX_MODES), Diffusion(3.0))
     v = right_hand_sides(points)
     assert worst(operator @ v, dense_kernel(graph, Diffusion(3.0)) @ v) < 10 * tol
 
@@ -278,6 +281,7 @@ def test_an_estimated_diagonal_says_when_it_is_rough():
         rough.diagonal_standard_error()
 
 
+@pytest.mark.draws
 def test_samples_come_from_the_square_root_of_the_series():
     graph = ImplicitGraph(cloud(150, 2), Gaussian(0.2))
     operator = grid_kernel(FourierGrid(graph, 1e-7), Diffusion(5.0))
@@ -368,13 +372,41 @@ def test_degenerate_point_sets(points):
     assert relative(operator @ v, dense_kernel(graph, Diffusion(2.0)) @ v) < 1e-2
 
 
+@pytest.mark.parametrize(
+    ("graph", "series", "tol"),
+    [
+        (ImplicitGraph(cloud(60, 3), Ball(0.3, 0.02)), Diffusion(500.0), 1e-6),
+        (ImplicitGraph(cloud(60, 2), Laplace(0.1)), Diffusion(1.0), 1e-3),
+    ],
+    ids=["ball", "laplace"],
+)
+def test_a_tiny_graph_has_no_huge_grid(graph, series, tol):
+    """Which took a minute for what exact weights do at once."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", AccuracyWarning)
+        with pytest.raises(Unsuitable, match=r"needs [\d.e+]+ modes for tol=.* \(the limit is 2.6e\+05\)"):
+            graph_kernel(graph, series, features="grid", tol=tol)
+
+
+def test_the_default_limit_of_modes_grows_with_the_graph_and_auto_agrees():
+    graphs = [ImplicitGraph(cloud(number, 1), Gaussian(1e-3)) for number in (10, 5000, 100_000)]
+    assert [default_modes(graph) for graph in graphs] == [2**18, 320_000, 2**22]
+    few, many = (ImplicitGraph(cloud(number, 3), Gaussian(0.03)) for number in (200, 10_000))
+    assert count_modes(few, 1e-6) is None
+    modes = count_modes(many, 1e-6)
+    assert default_modes(few) < modes <= default_modes(many)
+    with pytest.raises(Unsuitable):
+        FourierGrid(few)
+    assert FourierGrid(few, max_modes=MAX_MODES).num_modes > default_modes(few)
+
+
 def test_refusals_name_the_cause_and_the_remedy():
     for make, message in (
         (lambda: FourierGrid(ImplicitGraph(cloud(9, 4), Gaussian(1.0))), "takes points in 1, 2 or 3 dimensions, got 4"),
         (lambda: FourierGrid(ImplicitGraph(cloud(9, 3).requires_grad_(), Gaussian(1.0))), "features='landmarks'"),
         (
             lambda: FourierGrid(ImplicitGraph(cloud(99, 3), Gaussian(1e-4))),
-            r"needs [\d.e+]+ modes for tol=1e-06 \(the limit is 4.2e\+06\).*features='neighbors'",
+            r"needs [\d.e+]+ modes for tol=1e-06 \(the limit is 2.6e\+05\).*features='neighbors'",
         ),
         (lambda: FourierGrid(ImplicitGraph(cloud(9, 2), Gaussian(1.0)), 2.0), "tol must lie"),
         (

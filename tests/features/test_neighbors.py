@@ -132,6 +132,7 @@ def test_gradients_on_the_fixed_pattern():
     assert torch.autograd.gradcheck(function, tuple(value.clone().requires_grad_() for value in inputs), atol=1e-5)
 
 
+@pytest.mark.draws
 def test_sparse_products_have_first_and_second_derivatives(monkeypatch):
     monkeypatch.setattr(sparse, "GATHERED", 8)  # several blocks
     dense = (torch.rand(9, 7, generator=generator()) < 0.4).double()

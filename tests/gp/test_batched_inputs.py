@@ -54,6 +54,7 @@ def test_every_list_is_predicted_as_if_it_came_alone(route, model, inputs):
 
 @pytest.mark.parametrize("inputs", ["no batch", "off the graph", "mixed", "a point twice", "one by one", "two dimensions"])
 @pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.draws
 def test_samples(route, inputs):
     # an empirical covariance over n draws has entries with standard errors of at most sqrt(2/n) times the variances
     x, model, number = INPUTS[inputs], MODELS["scaled"](route).eval(), 40_000
@@ -130,6 +131,7 @@ def test_prior_covariances(route):
 
 
 @pytest.mark.parametrize("route", ["pairwise", "neighbors"])
+@pytest.mark.draws
 def test_samples_off_the_graph_at_many_inputs(route):
     # beyond the sizes at which everything is dense; the mean square over all inputs says most per sample
     model, x = MODELS["scaled"](route).eval(), cloud(900, 2, seed=4)

@@ -187,6 +187,7 @@ def test_gp_on_points_off_the_graph(route):
 
 
 @pytest.mark.parametrize("route", ["landmarks", "grid"])
+@pytest.mark.draws
 def test_repeated_observations(route):
     ids = torch.cat([torch.arange(60), torch.arange(30), torch.tensor([5, 5])])
     y = targets(NODES[ids])
@@ -249,6 +250,7 @@ def test_closed_form_at_the_training_inputs_themselves(repeated, number):
 
 
 @pytest.mark.parametrize("rank", [3, 20])  # more inputs than features, and fewer
+@pytest.mark.draws
 def test_groups_in_closed_form(rank):
     torch.manual_seed(0)
     factor, shared, noise = torch.randn(9, rank).double(), torch.rand(9).double(), torch.rand(9).double() + 0.1
@@ -538,6 +540,7 @@ def test_fantasies(route):
 
 
 @pytest.mark.parametrize("route", ["landmarks", "pairwise"])
+@pytest.mark.draws
 def test_variational_gp(route):
     class Variational(gpytorch.models.ApproximateGP):
         def __init__(self):
@@ -565,6 +568,23 @@ def test_variational_gp(route):
         losses.append(float(loss.detach()))
     assert losses[-1] < losses[0]
     assert float(model.variational_strategy.inducing_points.grad.abs().max()) > 0
+
+
+def test_a_state_can_be_rolled_back_in_place():
+    # after a fit that failed BoTorch writes what it has kept into the tensors of a new state_dict
+    kernel = DiffusionKernel(NODES, lengthscale=0.3, features="landmarks")
+    kernel(NODES[:9]).to_dense()
+    used = {name: values.clone() for name, values in kernel.state_dict().items()}
+    unused = {name: values.clone() for name, values in DiffusionKernel(NODES, lengthscale=0.2).state_dict().items()}
+    kernel.lengthscale = 1.0
+    kernel(NODES[:9]).to_dense()
+    for kept in (used, unused):
+        state = kernel.state_dict()
+        for name, values in kept.items():
+            state[name][...] = values
+        kernel.load_state_dict(state)
+        for name, values in kernel.state_dict().items():
+            assert torch.equal(values, kept[name])
 
 
 @pytest.mark.skipif(importlib.util.find_spec("botorch") is None, reason="needs botorch")
@@ -634,6 +654,7 @@ def test_missing_targets_are_masked_where_gpytorch_masks():
 
 
 @pytest.mark.parametrize("route", ["landmarks", "grid"])
+@pytest.mark.draws
 def test_intervals_cover_what_they_should(route):
     hits, total = 0, 0
     for seed in range(6):
@@ -678,6 +699,7 @@ def test_intervals_cover_what_they_should(route):
         (lambda: DiffusionKernel(NODES, features="magic")(NODES).to_dense(), "features must be one of"),
     ],
 )
+@pytest.mark.draws
 def test_bad_input_is_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
@@ -800,6 +822,7 @@ def test_normalize_says_how_wrong_its_estimate_is(time):
     assert bool([match for match in said if match]) == (time == 200.0)
 
 
+@pytest.mark.draws
 def test_a_normalized_kernel_trains_where_the_matrix_itself_does_not():
     """At long times the matrix has a diagonal near 1/N, which a few steps on an outputscale that starts near one never find."""
     torch.manual_seed(0)

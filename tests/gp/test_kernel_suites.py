@@ -13,6 +13,7 @@ from gpytorch.test.model_test_case import BaseModelTestCase
 from swing_gp import (
     DiffusionKernel,
     InverseCosineKernel,
+    LogMaternKernel,
     MaternGraphKernel,
     RandomWalkKernel,
     RegularizedLaplacianKernel,
@@ -20,6 +21,7 @@ from swing_gp import (
 
 KERNELS = [DiffusionKernel, RandomWalkKernel, RegularizedLaplacianKernel, InverseCosineKernel, MaternGraphKernel]
 METHODS = ["landmarks", "grid", "neighbors", "pairwise", "auto"]
+STEEP = ["landmarks", "auto"]  # the routes of a steep series
 
 
 def nodes(dim: int) -> torch.Tensor:
@@ -48,6 +50,20 @@ class KernelSuite(BaseKernelTestCase):
 for kernel, method in itertools.product(KERNELS, METHODS):
     name = f"Test{kernel.__name__}{method.title()}"
     globals()[name] = type(name, (KernelSuite, unittest.TestCase), {"kernel": kernel, "method": method})
+
+
+class DoubleSuite(KernelSuite):
+    """In float64: the logarithm looks at eigenvalues that float32 rounds away."""
+
+    def setUp(self):
+        self.addCleanup(torch.set_default_dtype, torch.get_default_dtype())
+        torch.set_default_dtype(torch.float64)  # the suite draws its data in the default
+        super().setUp()
+
+
+for method in STEEP:
+    name = f"TestLogMaternKernel{method.title()}"
+    globals()[name] = type(name, (DoubleSuite, unittest.TestCase), {"kernel": LogMaternKernel, "method": method})
 
 
 class Model(gpytorch.models.ExactGP):
@@ -84,4 +100,4 @@ for method in METHODS:
     name = f"TestModel{method.title()}"
     globals()[name] = type(name, (ModelSuite, unittest.TestCase), {"method": method})
 
-del KernelSuite, ModelSuite  # the suites themselves are not to be collected
+del DoubleSuite, KernelSuite, ModelSuite  # the suites themselves are not to be collected

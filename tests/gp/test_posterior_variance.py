@@ -17,6 +17,7 @@ def short(number=NODES, edge=Gaussian):
     return ImplicitGraph(cloud(number, 2, seed=1), edge((0.6 if edge is Gaussian else 1.8) * number**-0.5))
 
 
+@pytest.mark.draws
 def test_samples_of_a_list_have_the_variance_of_its_kernel():
     graph = short()
     operator = graph_kernel(graph, Diffusion(5.0), features="neighbors")

@@ -39,6 +39,7 @@ def frames(number=80):
         GraphGPRegressor(features="neighbors", max_steps=0),
     ]
 )
+@pytest.mark.draws
 def test_every_check_of_estimators(estimator, check):
     check(estimator)
 

@@ -95,6 +95,7 @@ def test_posterior_algebra_of_the_contract():
     torch.testing.assert_close(dense[40:, 40:] - cross @ solve(cross.mT), dense[40:, 40:] - cross @ gain)
 
 
+@pytest.mark.draws
 def test_samples_have_the_covariance_of_the_kernel():
     torch.manual_seed(0)
     for name in ("landmarks", "walks"):

@@ -14,6 +14,7 @@ from swing_gp import (
     Gaussian,
     ImplicitGraph,
     LandmarkFeatures,
+    LogMatern,
     LowRankPlusDiagonal,
     NeighborFeatures,
     PairwiseFeatures,
@@ -116,6 +117,29 @@ class TestCollapsedPositive(KernelSuite, unittest.TestCase):
 class TestCollapsedLandmarks(KernelSuite, unittest.TestCase):
     def create_linear_op(self):
         return graph_kernel(ImplicitGraph(points(), Gaussian(0.3)), Diffusion(1.0), features="landmarks", num_features=4)
+
+
+class LogMaternSuite(KernelSuite):
+    """A steep series, in float64: its eigenvalues span five orders, which is all that a solve in float32 has."""
+
+    most: int
+
+    def setUp(self):
+        self.addCleanup(torch.set_default_dtype, torch.get_default_dtype())
+        torch.set_default_dtype(torch.float64)  # the suite draws its data in the default
+        super().setUp()
+
+    def create_linear_op(self):
+        graph = ImplicitGraph(points().double(), Gaussian(0.3))
+        return graph_kernel(graph, LogMatern(), features="landmarks", num_features=self.most)
+
+
+class TestLogMaternLandmarks(LogMaternSuite, unittest.TestCase):
+    most = SIZE
+
+
+class TestLogMaternFewLandmarks(LogMaternSuite, unittest.TestCase):
+    most = 4
 
 
 class TestCollapsedFourier(KernelSuite, unittest.TestCase):

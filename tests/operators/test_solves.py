@@ -130,6 +130,7 @@ def test_a_batch_of_targets_has_the_likelihoods_of_each(kernels):
     torch.testing.assert_close(dense[1] - dense[0], 0.4 * torch.eye(20, dtype=torch.float64))
 
 
+@pytest.mark.draws
 def test_samples_of_parts_and_multiples_have_their_variance(kernels):
     operator = kernels["neighbors"]
     variance = dense_kernel(GRAPH, Diffusion(3.0)).diagonal()
@@ -249,6 +250,7 @@ def test_quadratic_terms_determinants_and_their_gradients_by_iteration(scale):
     assert ours[3] == pytest.approx(float(slopes[1]), rel=0.05)
 
 
+@pytest.mark.draws
 def test_small_kernels_are_solved_with_to_second_order():
     graph = ImplicitGraph(cloud(12, 2), Gaussian(0.3))
     y = Y[:12]

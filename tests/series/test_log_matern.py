@@ -1,6 +1,7 @@
 """The logarithmic Laplacian against the Laplacian it stands for."""
 
 import math
+from decimal import Decimal, localcontext
 
 import numpy as np
 import pytest
@@ -211,3 +212,26 @@ def test_its_error_on_request_is_against_eigenvalues(number):
     v = torch.randn(150, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     assert relative(exact_kernel_product(walk, series, v), truth @ (root * v) / root) < 1e-7
     assert relative(exact_kernel_product(graph, series, v), truth @ v) < 1e-7
+
+
+@pytest.mark.parametrize("floor", [1e-12, 1e-6, 1e-2])
+def test_coefficients_are_those_of_the_function_where_they_are_finite(floor):
+    """Against (start - log(1 + x/floor))^-3 as a product of three reciprocal series, with fifty digits."""
+    number = 26
+    with localcontext() as context:
+        context.prec = 50
+        least = Decimal(floor)
+        start = Decimal(2) / 3 + (1 + 1 / least).ln()
+        once = [1 / start]
+        for n in range(1, number):
+            once.append(-sum(Decimal((-1) ** k) / (k * least**k) * once[n - k] for k in range(1, n + 1)) / start)
+        twice = [sum(once[k] * once[n - k] for k in range(n + 1)) for n in range(number)]
+        truth = [float(sum(twice[k] * once[n - k] for k in range(n + 1))) for n in range(number)]
+    ours = LogMatern(3.0, 3.0, floor).coefficients(number)
+    torch.testing.assert_close(ours, torch.tensor(truth, dtype=torch.float64), rtol=1e-9, atol=0)
+
+
+def test_coefficients_that_overflow_are_refused():
+    with pytest.raises(ValueError, match=r"overflow from order 2\d on; 31 were asked for. Use features='landmarks'"):
+        LogMatern().coefficients(31)
+    assert torch.isfinite(LogMatern(floor=1e-9).coefficients(31)).all()

@@ -172,6 +172,13 @@ def test_a_spectrum_the_series_cannot_take_is_refused(series, interval, message)
         series.check_spectrum(interval, psd=True)
 
 
+@pytest.mark.parametrize("series", [Diffusion(1.0), RandomWalk(50)], ids=repr)
+def test_what_overflows_depends_on_the_dtype(series):
+    series.check_spectrum((0.0, 90.0), psd=True)
+    with pytest.raises(ValueError, match="overflows on this graph, whose eigenvalues reach 90"):
+        series.check_spectrum((0.0, 90.0), psd=True, dtype=torch.float32)
+
+
 @pytest.mark.parametrize("series", SERIES, ids=repr)
 def test_every_named_series_takes_a_normalised_graph(series):
     series.check_spectrum((0.0, 1.0), psd=True)
