@@ -45,6 +45,7 @@ from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 from swing_gp.operators.matrix_free import to_scipy
 from swing_gp.operators.polynomial_kernel import SeriesLinearOperator
 from swing_gp.operators.solvers import Solution, solve
+from swing_gp.operators.spectral import SpectralEmbedding, spectral_embedding
 from swing_gp.operators.swing import SwingLinearOperator
 from swing_gp.operators.walks import Walks
 from swing_gp.parallel.streamed_landmarks import StreamedLandmarks
@@ -63,6 +64,7 @@ __all__ = [
     "LandmarkFeatures", "Laplace", "LogMatern", "LogMaternKernel", "LowRankPlusDiagonal", "Matern", "MaternGraphKernel",
     "NeighborFeatures", "PairwiseFeatures", "PositiveFeatures", "PowerSeries", "RandomWalk", "RandomWalkKernel",
     "RegularizedLaplacian", "RegularizedLaplacianKernel", "Series", "SeriesLinearOperator", "Solution", "SparseFeatures",
-    "SparseGraph", "SpectralEdge", "StreamedGP", "StreamedKernel", "StreamedLandmarks", "SwingLinearOperator", "Walks",
-    "adjacency", "graph_kernel", "grf_kernel", "interpolate", "knn_graph", "solve", "to_scipy",
+    "SparseGraph", "SpectralEdge", "SpectralEmbedding", "StreamedGP", "StreamedKernel", "StreamedLandmarks",
+    "SwingLinearOperator", "Walks", "adjacency", "graph_kernel", "grf_kernel", "interpolate", "knn_graph", "solve",
+    "spectral_embedding", "to_scipy",
 ]  # fmt: skip
