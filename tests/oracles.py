@@ -60,7 +60,7 @@ def nearest_weights(points: Tensor, x: Tensor, k: int, bandwidth: str | float = 
 
     def taper(square: Tensor, ordered: Tensor) -> Tensor:
         start, stop = ordered[:, -(-k // 2), None], ordered[:, k + 1, None]
-        share = ((stop - square) / torch.maximum(stop - start, 1e-9 * stop)).clamp(0, 1)
+        share = ((stop - square) / torch.maximum(stop - start, 1e-8 * stop)).clamp(0, 1)
         return 3 * share**2 - 2 * share**3
 
     among, square = ((one.unsqueeze(1) - points.unsqueeze(0)).square().sum(-1) for one in (points, x))

@@ -40,7 +40,9 @@ from swing_gp.utils.validation import as_number, check_count
 # Dimension above which all distances are computed: trees visit most of the points there.
 TREE_DIM = 15
 # Distances whose squares differ by less than this share are one distance that was rounded.
-ROUNDING = 1e-9
+ROUNDING = {torch.float64: 1e-8, torch.float32: 3e-4}
+# What such roundings may leave of the weights of all neighbours together.
+FAINT = 0.1
 
 
 class KNNGraph(SparseGraph):
@@ -62,7 +64,9 @@ class KNNGraph(SparseGraph):
         union.sort_indices()
         self.pattern = SparsePattern.from_scipy(union)
         self.weights = self._weights(points, self.scales, self.pattern)
-        alone = self.pattern.matmul(self.weights.detach(), torch.ones_like(points[:, :1].detach())).squeeze(-1) <= 1
+        others = self.pattern.matmul(self.weights.detach(), torch.ones_like(points[:, :1].detach())).squeeze(-1) - 1
+        _, start, end = self.scales.detach()
+        alone = (others < FAINT) & (end - start < ROUNDING[points.dtype] * end)  # others may be far from everything
         if bool(alone.any()):
             raise ValueError(
                 f"k={k} leaves {int(alone.sum())} nodes without a neighbour: those at their {k}-th distance are as far as the "
@@ -95,13 +99,13 @@ class KNNGraph(SparseGraph):
         columns = [self.k, -(-self.k // 2), self.k + 1]
         ids = torch.from_numpy(nearest[:, columns]).to(x.device)
         squares = (x.unsqueeze(1) - self.points[ids]).square().sum(-1)
-        if isinstance(self.bandwidth, float):
-            return torch.stack([torch.full_like(squares[:, 0], self.bandwidth**2), squares[:, 1], squares[:, 2]])
         if not bool((squares[:, 0].detach() > 0).all()):
             raise ValueError(
-                f"points must not repeat one point more than k={self.k} times: its local bandwidth would be zero. Use unique "
-                "points, a larger k, or a number as bandwidth."
+                f"points must not repeat one point more than k={self.k} times: its neighbours would all be itself, at distance "
+                "zero. Use unique points, or a larger k."
             )
+        if isinstance(self.bandwidth, float):
+            return torch.stack([torch.full_like(squares[:, 0], self.bandwidth**2), squares[:, 1], squares[:, 2]])
         return squares.mT
 
     def _weights(self, x: Tensor, scales: Tensor, pattern: SparsePattern) -> Tensor:  # (n, d), (3, n) -> (entries,)
@@ -169,7 +173,7 @@ def knn_graph(
 
 def _taper(square: Tensor, start: Tensor, end: Tensor) -> Tensor:
     """One up to a distance, zero from another on, smooth between; all as squares."""
-    share = ((end - square) / (end - start).clamp_min(ROUNDING * end.detach())).clamp(0, 1)
+    share = ((end - square) / (end - start).clamp_min(ROUNDING[end.dtype] * end.detach())).clamp(0, 1)
     return share.square() * (3 - 2 * share)
 
 
