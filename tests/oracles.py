@@ -132,8 +132,8 @@ def taylor(series: Series, number: int) -> list[Tensor]:
 @torch.no_grad()
 def dense_covariance(kernel, x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m), float64
     r"""What a GPyTorch kernel (graph kernels, scaled, and sums of them) is between any points: g(A) between nodes, and
-    :math:`\alpha_0 [x = y] + s(x) s(y) (\alpha_1 f(x - y) + w(x)^\top D^{-1/2} h_2(A) D^{-1/2} w(y))` off the graph, or of nearest
-    neighbours :math:`\alpha_0 [x = y] + b(x)^\top (h^2/g)(A) b(y)`."""
+    :math:`\alpha_0 [x = y] + s(x) s(y) (\alpha_1 f(x - y) + w(x)^\top D^{-1/2} h_2(A) D^{-1/2} w(y))` off the graph, or of
+    nearest neighbours :math:`\alpha_0 [x = y] + b(x)^\top (h^2/g)(A) b(y)`."""
     if hasattr(kernel, "outputscale"):
         return kernel.outputscale.double() * dense_covariance(kernel.base_kernel, x, y)
     if hasattr(kernel, "kernels"):

@@ -13,6 +13,7 @@ from linear_operator.utils.memoize import cached
 from torch import Tensor
 
 from swing_gp.features.base import DenseFeatures, FeatureMap, NodeFeatures
+from swing_gp.graphs.sparse import SparseGraph
 from swing_gp.linalg.polynomial import clenshaw, spectral_radius
 from swing_gp.operators.adjacency import AdjacencyLinearOperator, adjacency
 from swing_gp.operators.kernel_block import MatrixFreeKernel, Places
@@ -153,4 +154,13 @@ def _spectral_interval(matrix: AdjacencyLinearOperator) -> tuple[float, float]:
         largest = math.exp(float(matrix.log_degree.max()))  # the largest degree bounds every eigenvalue of W
         high = spectral_radius(matrix._apply, matrix.log_degree.unsqueeze(-1), largest)
         low = -high if low < 0 else 0.0
+    elif isinstance(matrix.graph, SparseGraph):
+        # Discs of Gershgorin: P has rows of sum one, and self-loops keep it away from -1, where some series vanish.
+        pattern, weights = matrix.graph.pattern, matrix.graph.weights
+        rows = pattern.rows()
+        at = (rows == pattern.col).nonzero().squeeze(-1)
+        loops = weights.new_zeros(matrix.graph.num_nodes)
+        loops[rows[at].long()] = weights[at]
+        low += 2 * float((loops * (-matrix.log_degree).exp()).min()) - 1e-9
+        low = max(low, -1.0)
     return low, high

@@ -11,9 +11,11 @@ from oracles import cloud, dense_adjacency, dense_covariance, dense_kernel, near
 from swing_gp import (
     Diffusion,
     DiffusionKernel,
+    InverseCosineKernel,
     KNNGraph,
     Matern,
     MaternGraphKernel,
+    RandomWalkKernel,
     RegularizedLaplacianKernel,
     SparseGraph,
     graph_kernel,
@@ -155,8 +157,10 @@ def test_kernels_equal_dense_ones(k, normalization):
         lambda graph: DiffusionKernel(graph, time=3.0),
         lambda graph: MaternGraphKernel(graph, nu=1.5, kappa=3.0),
         lambda graph: RegularizedLaplacianKernel(graph, scale=5.0),
+        InverseCosineKernel,  # which is zero at -1, as the next is
+        lambda graph: RandomWalkKernel(graph, steps=2, laziness=2.0),
     ],
-    ids=["diffusion", "matern", "laplacian"],
+    ids=["diffusion", "matern", "laplacian", "cosine", "random walk"],
 )
 @pytest.mark.parametrize("bandwidth", ["local", 0.15])
 def test_covariances_anywhere(make, bandwidth):
@@ -170,7 +174,9 @@ def test_covariances_anywhere(make, bandwidth):
         assert float((joint - joint.mT).abs().max()) < 1e-8
         assert float(torch.linalg.eigvalsh(joint)[0]) > -1e-9
         # the variance off the graph, and by node ids
-        torch.testing.assert_close(kernel(mixed, diag=True), dense_covariance(kernel, mixed, mixed).diagonal(), rtol=1e-5, atol=0)
+        torch.testing.assert_close(
+            kernel(mixed, diag=True), dense_covariance(kernel, mixed, mixed).diagonal(), rtol=1e-5, atol=0
+        )
         ids = torch.tensor([3, 60, 3])
         torch.testing.assert_close(kernel(ids).to_dense(), kernel(POINTS[ids]).to_dense())
 
