@@ -89,6 +89,7 @@ class KNNGraph(SparseGraph):
 
     def with_tensors(self, *tensors: Tensor) -> KNNGraph:
         other = copy.copy(self)
+        other.__dict__.update({name: value for name, value in self.__dict__.items() if name == "_index"})  # no pickle has it
         other.points, other.weights, other.scales = tensors
         return other
 
@@ -146,9 +147,9 @@ def knn_graph(
         free of units and fits them to a density that varies; with a number, take a k that covers about three bandwidths.
     :param density: as of :class:`~swing_gp.ImplicitGraph`. With one bandwidth for all, 1 gives the Laplace-Beltrami operator
         whatever the density q of the points on a manifold of dimension m. The local bandwidth is itself
-        :math:`\sim q^{-1/m}`, so that :math:`I - P` becomes a multiple of :math:`q^{-2/m}` times
-        :math:`\Delta f + c \nabla f \cdot \nabla \log q` with :math:`c = 1 - 2/m` at density 0 and -1 - 2/m at 1 (Berry &
-        Harlim, 2016): distances are measured in neighbours, and it is meant to be so.
+        :math:`\sim q^{-1/m}` and makes all degrees about equal, so that a density changes little: :math:`I - P` becomes a
+        multiple of :math:`q^{-2/m}` times :math:`\Delta f + (1 - 2/m) \nabla f \cdot \nabla \log q` (Berry & Harlim, 2016).
+        Distances are measured in neighbours, and it is meant to be so.
     :param normalization: as of :class:`~swing_gp.ImplicitGraph`; the spectrum is in [-1, 1], and W not positive definite.
 
     Points are found by a k-d tree, and from 16 dimensions on by all distances. Off the graph x is linked to its k + 1 nearest

@@ -1,7 +1,8 @@
 r"""The leading eigenpairs of a graph: coordinates that follow it, for clustering, pictures and kernels.
 
-The eigenfunctions u of the walk :math:`P = D^{-1} W` are the eigenvectors of the symmetric matrix over the roots of the degrees.
-The first is constant on every component; the next ones are the smoothest functions on the graph. Off the graph they go on by
+The eigenfunctions u of the walk :math:`P = D^{-1} W` are the eigenvectors of the symmetric matrix over the roots of the
+degrees. The first is constant on every component; the next ones are the smoothest functions on the graph. Off the graph they
+go on by
 
 .. math:: u_k(x) = \frac{\sum_j w(x, p_j)\, u_k(p_j)}{\lambda_k\, d(x)} ,
 
@@ -145,18 +146,18 @@ def _lanczos(
 
     size = graph.num_nodes
     operator = scipy.sparse.linalg.LinearOperator((size, size), matvec=action, dtype=np.float64)
-    start = torch.randn(size, 1, dtype=torch.float64, generator=generator)
-    start = (start - known @ (known.mT @ start)).numpy().ravel()
+    noise = torch.randn(size, 1, dtype=torch.float64, generator=generator)
+    start = (noise - known @ (known.mT @ noise)).numpy().ravel()
     kept = min(size - 1, max(20, int(KEPT * wanted)))
     try:
-        _, vectors = scipy.sparse.linalg.eigsh(operator, wanted, which="LA", v0=start, ncv=kept, tol=tol, maxiter=300)
+        _, found = scipy.sparse.linalg.eigsh(operator, wanted, which="LA", v0=start, ncv=kept, tol=tol, maxiter=300)
     except scipy.sparse.linalg.ArpackNoConvergence as error:
         raise ValueError(
             f"{wanted} eigenpairs do not converge to tol={tol:g} in 300 restarts: eigenvalues lie too close together. Use a "
             "smaller num, or a larger tol."
         ) from error
     # Rayleigh and Ritz: eigenvalues of the matrix itself, not of its filter.
-    basis = torch.from_numpy(vectors)
+    basis = torch.from_numpy(found)
     values, rotation = torch.linalg.eigh(basis.mT @ product(basis.to(graph.points.dtype)).double())
     values, vectors = values.flip(0), (basis @ rotation).flip(1)
     return torch.cat([torch.ones(known.shape[1], dtype=torch.float64), values]), torch.cat([known, vectors], 1)
@@ -184,7 +185,9 @@ def _edge(product: Callable[[Tensor], Tensor], root: Tensor, num: int, dtype: to
     """A bound that about twice ``num`` eigenvalues exceed, by Lanczos quadrature from random signs."""
     size = len(root)
     v = frozen_signs(size, COUNT_PROBES, torch.float64, root.device) / size**0.5
-    before, diagonal, beside = torch.zeros_like(v), [], []
+    before = torch.zeros_like(v)
+    diagonal: list[Tensor] = []
+    beside: list[Tensor] = []
     for _ in range(COUNT_STEPS):
         image = product(v.to(dtype)).double()
         diagonal.append((v * image).sum(0))
