@@ -15,6 +15,7 @@ from swing_gp.features import (
     NeighborFeatures,
     PairwiseFeatures,
     PositiveFeatures,
+    SparseFeatures,
 )
 from swing_gp.features.auto import Choice
 from swing_gp.gp import (
@@ -29,6 +30,8 @@ from swing_gp.gp import (
 from swing_gp.graphs.edge_families import Ball, SpectralEdge
 from swing_gp.graphs.edges import EdgeFunction, Gaussian, Laplace
 from swing_gp.graphs.implicit import ImplicitGraph
+from swing_gp.graphs.nearest import KNNGraph, knn_graph
+from swing_gp.graphs.sparse import SparseGraph
 from swing_gp.linalg.conjugate_gradients import ConvergenceWarning
 from swing_gp.models.interpolation import Interpolation, interpolate
 from swing_gp.models.regressor import GraphGPRegressor
@@ -42,6 +45,7 @@ from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 from swing_gp.operators.matrix_free import to_scipy
 from swing_gp.operators.polynomial_kernel import SeriesLinearOperator
 from swing_gp.operators.solvers import Solution, solve
+from swing_gp.operators.spectral import SpectralEmbedding, spectral_embedding
 from swing_gp.operators.swing import SwingLinearOperator
 from swing_gp.operators.walks import Walks
 from swing_gp.parallel.streamed_landmarks import StreamedLandmarks
@@ -56,10 +60,11 @@ __all__ = [
     "AccuracyWarning", "AdjacencyLinearOperator", "Ball", "Choice", "ConvergenceWarning", "DenseFeatures", "Diffusion",
     "DiffusionKernel", "EdgeFunction", "ErrorEstimate", "FeatureKernelLinearOperator", "FeatureMap", "FourierFeatures",
     "FourierGrid", "GRFLinearOperator", "Gaussian", "GraphGPRegressor", "GraphKernel", "GridFeatures",
-    "GridKernelLinearOperator", "ImplicitGraph", "Interpolation", "InverseCosine", "InverseCosineKernel", "LandmarkFeatures",
-    "Laplace", "LogMatern", "LogMaternKernel", "LowRankPlusDiagonal", "Matern", "MaternGraphKernel", "NeighborFeatures",
-    "PairwiseFeatures", "PositiveFeatures", "PowerSeries", "RandomWalk", "RandomWalkKernel", "RegularizedLaplacian",
-    "RegularizedLaplacianKernel", "Series", "SeriesLinearOperator", "Solution", "SpectralEdge", "StreamedGP", "StreamedKernel",
-    "StreamedLandmarks", "SwingLinearOperator", "Walks", "adjacency", "graph_kernel", "grf_kernel", "interpolate", "solve",
-    "to_scipy",
+    "GridKernelLinearOperator", "ImplicitGraph", "Interpolation", "InverseCosine", "InverseCosineKernel", "KNNGraph",
+    "LandmarkFeatures", "Laplace", "LogMatern", "LogMaternKernel", "LowRankPlusDiagonal", "Matern", "MaternGraphKernel",
+    "NeighborFeatures", "PairwiseFeatures", "PositiveFeatures", "PowerSeries", "RandomWalk", "RandomWalkKernel",
+    "RegularizedLaplacian", "RegularizedLaplacianKernel", "Series", "SeriesLinearOperator", "Solution", "SparseFeatures",
+    "SparseGraph", "SpectralEdge", "SpectralEmbedding", "StreamedGP", "StreamedKernel", "StreamedLandmarks",
+    "SwingLinearOperator", "Walks", "adjacency", "graph_kernel", "grf_kernel", "interpolate", "knn_graph", "solve",
+    "spectral_embedding", "to_scipy",
 ]  # fmt: skip

@@ -10,15 +10,17 @@ from torch import Tensor
 
 from swing_gp import (
     Diffusion,
-    ImplicitGraph,
     InverseCosine,
+    KNNGraph,
     LogMatern,
     Matern,
     PowerSeries,
     RandomWalk,
     RegularizedLaplacian,
     Series,
+    SparseGraph,
 )
+from swing_gp.graphs.graph import Graph
 
 CLOSED_FORMS = {
     Diffusion: lambda s, x: torch.exp(s.time * (x - 1)),
@@ -42,10 +44,47 @@ def paper_cloud(number: int, *, seed: int = 0, dtype: torch.dtype = torch.float6
     return (2 * cloud(number, 3, seed=seed) - 1).mul(side).to(dtype)
 
 
-def dense_adjacency(graph: ImplicitGraph) -> Tensor:
-    difference = graph.points.unsqueeze(1) - graph.points.unsqueeze(0)
-    weights = graph.edge(difference)
+def dense_weights(graph: Graph, x: Tensor | None = None) -> Tensor:  # (n, d) -> (n, N), float64
+    """The weights between any points, or the nodes, and the nodes, from what the user gave."""
+    points = graph.points.double()
+    if isinstance(graph, KNNGraph):
+        return nearest_weights(points, points if x is None else x.double(), graph.k, graph.bandwidth)
+    if isinstance(graph, SparseGraph):
+        assert x is None, "no weights off the graph"
+        return torch.from_numpy(graph.to_scipy().toarray()).double()
+    return graph.edge((points if x is None else x.double()).unsqueeze(1) - points.unsqueeze(0))
+
+
+def nearest_weights(points: Tensor, x: Tensor, k: int, bandwidth: str | float = "local") -> Tensor:  # (n, N)
+    """Self-tuning weights of k nearest neighbours that taper from the median to the next one, from all distances."""
+
+    def taper(square: Tensor, ordered: Tensor) -> Tensor:
+        start, stop = ordered[:, -(-k // 2), None], ordered[:, k + 1, None]
+        share = ((stop - square) / torch.maximum(stop - start, 1e-8 * stop)).clamp(0, 1)
+        return 3 * share**2 - 2 * share**3
+
+    among, square = ((one.unsqueeze(1) - points.unsqueeze(0)).square().sum(-1) for one in (points, x))
+    theirs, ours = among.sort(-1).values, square.sort(-1).values
+    scale = ours[:, k, None].sqrt() * theirs[:, k].sqrt() if bandwidth == "local" else bandwidth**2
+    near_x, near_node = taper(square, ours), taper(square.mT, theirs).mT
+    return torch.exp(-square / (2 * scale)) * (near_x + near_node - near_x * near_node)
+
+
+def dense_degrees(graph: Graph, x: Tensor | None = None) -> Tensor:  # (n, d) -> (n,)
+    """What the symmetric normalisation divides by the root of: with a density, the degree of W_a times d^2a."""
+    own = dense_weights(graph).sum(-1)
+    rows = dense_weights(graph, x)
+    degree = rows.sum(-1) ** graph.density * (rows @ own.clamp_min(1e-300) ** -graph.density)
+    return torch.where(degree > 0, degree, 1.0) if x is None else degree.clamp_min(1)
+
+
+def dense_adjacency(graph: Graph) -> Tensor:
+    weights = dense_weights(graph)
+    if graph.density:
+        degree = weights.sum(-1) ** graph.density
+        weights = weights / torch.outer(degree, degree)
     degree = weights.sum(-1)
+    degree = torch.where(degree > 0, degree, 1.0)  # a node without edges has a row of zeros
     if graph.normalization == "symmetric":
         return weights / (degree.sqrt().unsqueeze(0) * degree.sqrt().unsqueeze(1))
     if graph.normalization == "random_walk":
@@ -75,7 +114,7 @@ def matrix_power_series(series: Series, matrix: Tensor) -> Tensor:
     raise AssertionError(name)
 
 
-def dense_kernel(graph: ImplicitGraph, series: Series) -> Tensor:
+def dense_kernel(graph: Graph, series: Series) -> Tensor:
     return matrix_power_series(series, dense_adjacency(graph))
 
 
@@ -93,7 +132,8 @@ def taylor(series: Series, number: int) -> list[Tensor]:
 @torch.no_grad()
 def dense_covariance(kernel, x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m), float64
     r"""What a GPyTorch kernel (graph kernels, scaled, and sums of them) is between any points: g(A) between nodes, and
-    :math:`\alpha_0 [x = y] + s(x) s(y) (\alpha_1 f(x - y) + w(x)^\top D^{-1/2} h_2(A) D^{-1/2} w(y))` off the graph."""
+    :math:`\alpha_0 [x = y] + s(x) s(y) (\alpha_1 f(x - y) + w(x)^\top D^{-1/2} h_2(A) D^{-1/2} w(y))` off the graph, or of
+    nearest neighbours :math:`\alpha_0 [x = y] + b(x)^\top (h^2/g)(A) b(y)`."""
     if hasattr(kernel, "outputscale"):
         return kernel.outputscale.double() * dense_covariance(kernel.base_kernel, x, y)
     if hasattr(kernel, "kernels"):
@@ -101,14 +141,7 @@ def dense_covariance(kernel, x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) 
     graph, series = kernel.graph(), kernel.series()
     points, x, y = graph.points.double(), x.double(), y.double()
 
-    def normalized(one: Tensor, two: Tensor) -> Tensor:
-        weights = graph.edge(one.unsqueeze(1) - two.unsqueeze(0))
-        if graph.normalization is None:
-            return weights
-        degrees = (graph.edge(z.unsqueeze(1) - points.unsqueeze(0)).sum(-1).clamp_min(1) for z in (one, two))
-        return weights / torch.outer(*degrees).sqrt()
-
-    values, vectors = torch.linalg.eigh(normalized(points, points))
+    values, vectors = torch.linalg.eigh(dense_adjacency(graph))
     function = CLOSED_FORMS[type(series)](series, values)
     rows, columns = ((z.unsqueeze(1) == points.unsqueeze(0)).all(-1) for z in (x, y))
     if bool(rows.any(-1).all()) and bool(columns.any(-1).all()):
@@ -116,12 +149,28 @@ def dense_covariance(kernel, x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) 
         return (one * function) @ two.mT
     with torch.enable_grad():
         first = taylor(series, 6)
-    small = sum(alpha * values**k for k, alpha in enumerate(first[2:]))
-    second = (function - first[0] - first[1] * values) / values.square()
-    second = torch.where(values.abs() < 1e-3, small, second)  # the quotient cancels there
+
+    def loads(z: Tensor) -> Tensor:  # (n, N)
+        scale = torch.outer(dense_degrees(graph, z), dense_degrees(graph)).sqrt() if graph.normalization else 1.0
+        return dense_weights(graph, z) / scale @ vectors
+
+    def quotient(order: int) -> Tensor:
+        known = sum(alpha * values**k for k, alpha in enumerate(first[:order]))
+        small = sum(alpha * values**k for k, alpha in enumerate(first[order:]))
+        return torch.where(values.abs() < 1e-3, small, (function - known) / values**order)  # which cancels there
+
     same = (x.unsqueeze(1) == y.unsqueeze(0)).all(-1)
-    through_nodes = (normalized(x, points) @ vectors * second) @ (normalized(y, points) @ vectors).mT
-    return first[0] * same + first[1] * normalized(x, y) + through_nodes
+    if isinstance(graph, KNNGraph):
+        # Values off the graph are independent given those of the nodes.
+        roots = []
+        for z, is_node in ((x, rows), (y, columns)):
+            nodes = vectors[is_node.double().argmax(-1)] * function.sqrt()
+            roots.append(torch.where(is_node.any(-1, keepdim=True), nodes, loads(z) * quotient(1) / function.sqrt()))
+        return roots[0] @ roots[1].mT + first[0] * (same & ~rows.any(-1, keepdim=True))
+    between = graph.edge(x.unsqueeze(1) - y.unsqueeze(0))
+    if graph.normalization:
+        between = between / torch.outer(dense_degrees(graph, x), dense_degrees(graph, y)).sqrt()
+    return first[0] * same + first[1] * between + (loads(x) * quotient(2)) @ loads(y).mT
 
 
 Covariance = Callable[[Tensor, Tensor], Tensor]

@@ -17,6 +17,7 @@ from swing_gp.cli.output import UsageError, check_options, prepare_folder, print
 from swing_gp.features.auto import NAMES
 from swing_gp.graphs.edges import Gaussian
 from swing_gp.graphs.implicit import ImplicitGraph
+from swing_gp.graphs.nearest import knn_graph
 from swing_gp.io.meshes import MeshError, VertexNormals, load_mesh, save_ply, vertex_normals
 from swing_gp.io.pictures import angles_between, normals_picture, require_matplotlib
 from swing_gp.models.interpolation import Interpolation, interpolate
@@ -25,6 +26,7 @@ from swing_gp.series.families import Diffusion
 from swing_gp.series.log_matern import LogMatern
 from swing_gp.utils.memory import peak_gigabytes
 
+NEIGHBORS = 10
 DESCRIPTION = """\
 Hide the normals of most vertices of a mesh and predict them from the rest.
 
@@ -59,6 +61,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--time", type=float, default=12.0, help="of the diffusion, with --lengthscale (%(default)s)")
     parser.add_argument("--nu", type=float, default=3.0, help="smoothness of log_matern (%(default)s)")
     parser.add_argument("--kappa", type=float, default=3.0, help="range of log_matern (%(default)s)")
+    parser.add_argument("--graph", choices=("implicit", "knn"), default="implicit",
+                        help="Gaussian weights, or 10 nearest neighbours (%(default)s)")  # fmt: skip
     parser.add_argument("--noise", type=float, help="of the GP, over the prior variance; chosen if absent")
     parser.add_argument("--weighting", choices=("angle", "area"), default="angle", help="of faces in normals (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the mask (%(default)s)")
@@ -68,6 +72,8 @@ def run(arguments: argparse.Namespace) -> None:
     check_options(arguments, "lengthscale", "time", "nu", "kappa", "noise", "tol", "num_features", share="mask")
     if arguments.noise is not None and (arguments.rule != "gp" or arguments.lengthscale is None):
         raise UsageError("--noise needs --rule gp and --lengthscale.")
+    if arguments.graph == "knn" and (arguments.lengthscale is not None or arguments.features != "auto"):
+        raise UsageError("--lengthscale and --features belong to --graph implicit.")
     require_matplotlib()
     start = time.perf_counter()
     mesh = load_mesh(arguments.mesh).normalized()
@@ -94,7 +100,8 @@ def run(arguments: argparse.Namespace) -> None:
     chosen = _chosen(result)
     noise = "" if result.noise is None else f", noise {result.noise:g}"
     features = "" if result.info is None else f"; features: {result.info.method}"
-    print_line("settings", f"{chosen['series']}, lengthscale {chosen['lengthscale']:.4g}{noise}{features}")
+    weights = f"{NEIGHBORS} nearest neighbours" if arguments.graph == "knn" else f"lengthscale {chosen['lengthscale']:.4g}"
+    print_line("settings", f"{chosen['series']}, {weights}{noise}{features}")
     print_line("cosine", f"{cosine:.4f} at masked vertices; the nearest known vertex gives {nearest_cosine:.4f}")
     print_line("time", f"{seconds['predict']:.1f} s, memory {memory:.2f} GB")
 
@@ -129,6 +136,8 @@ def nearest_known(vertices: np.ndarray, known: np.ndarray, values: np.ndarray) -
 def _interpolate(arguments: argparse.Namespace, points: Tensor, known: Tensor, values: Tensor) -> Interpolation:
     options: dict[str, Any] = {name: getattr(arguments, name) for name in ("rule", "noise", "features", "num_features", "tol")}
     options |= {"criterion": "cosine", "centered": False, "progress": progress_wanted()}
+    if arguments.graph == "knn":
+        return interpolate(knn_graph(points, NEIGHBORS), known, values[known], **options)
     if arguments.lengthscale is None:
         return interpolate(points, known, values[known], **options)
     series = Diffusion(arguments.time) if arguments.series == "diffusion" else LogMatern(arguments.nu, arguments.kappa)
@@ -148,7 +157,8 @@ def _chosen(result: Interpolation) -> dict[str, Any]:
     return {
         "rule": result.rule,
         "series": repr(result.series),
-        "lengthscale": float(result.graph.edge.lengthscale),
+        "graph": repr(result.graph),
+        "lengthscale": float(result.graph.edge.lengthscale) if isinstance(result.graph, ImplicitGraph) else None,
         "noise": result.noise,
         "features": None if info is None else {"method": info.method, "why": info.reason},
         "selection": None if best is None else {"criterion": criterion, "score": best.score, "tried": best.tried},

@@ -45,6 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--y", required=True, metavar="T", help="the column to predict; several (T,U) share one model")
     parser.add_argument("--holdout", type=float, default=0.2, metavar="SHARE", help="share of targets held out (%(default)s)")
     parser.add_argument("--kernel", choices=tuple(KERNELS), help="(log_matern with landmarks, else diffusion)")
+    parser.add_argument("--graph", choices=("implicit", "knn"), default="implicit",
+                        help="Gaussian weights, or nearest neighbours (%(default)s)")  # fmt: skip
     parser.add_argument("--features", choices=NAMES, default="landmarks", help="how the weights are computed (%(default)s)")
     parser.add_argument("--num-features", type=int, metavar="N", help="how many landmarks (256)")
     parser.add_argument("--ard", action="store_true", help="one lengthscale per column")
@@ -71,7 +73,7 @@ def run(arguments: argparse.Namespace) -> None:
                f"{without_target:,} without a target, {int((~usable).sum()):,} without inputs")  # fmt: skip
 
     start = time.perf_counter()
-    options = {name: getattr(arguments, name) for name in ("kernel", "features", "num_features", "ard", "seed")}
+    options = {name: getattr(arguments, name) for name in ("kernel", "graph", "features", "num_features", "ard", "seed")}
     model = GraphGPRegressor(**options, max_steps=arguments.steps, progress=progress_wanted())
     model.fit(x[train], y[train, 0] if len(targets) == 1 else y[train], X_unlabeled=x[rest])
     fitted = time.perf_counter()

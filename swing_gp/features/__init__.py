@@ -7,6 +7,7 @@ from swing_gp.features.landmarks import AccuracyWarning, LandmarkFeatures
 from swing_gp.features.neighbors import NeighborFeatures
 from swing_gp.features.pairwise import PairwiseFeatures
 from swing_gp.features.positive import PositiveFeatures
+from swing_gp.features.sparse import SparseFeatures
 
 __all__ = [
     "AccuracyWarning",
@@ -19,4 +20,5 @@ __all__ = [
     "NeighborFeatures",
     "PairwiseFeatures",
     "PositiveFeatures",
+    "SparseFeatures",
 ]

@@ -22,7 +22,9 @@ from swing_gp.features.landmarks import AccuracyWarning, LandmarkFeatures, selec
 from swing_gp.features.neighbors import MAX_NEIGHBORS, NeighborFeatures, list_cutoff
 from swing_gp.features.pairwise import ONE_BLOCK, PairwiseFeatures
 from swing_gp.features.positive import PositiveFeatures
+from swing_gp.features.sparse import SparseFeatures
 from swing_gp.graphs.edges import Gaussian
+from swing_gp.graphs.graph import Graph
 from swing_gp.graphs.implicit import ImplicitGraph
 from swing_gp.series.base import Series
 from swing_gp.utils.validation import check_choice
@@ -54,7 +56,8 @@ PROBE = 2000
 class Choice:
     """How an operator was made.
 
-    :ivar method: the feature map: ``"neighbors"``, ``"grid"``, ``"landmarks"`` or ``"pairwise"``.
+    :ivar method: the feature map: ``"neighbors"``, ``"grid"``, ``"landmarks"`` or ``"pairwise"``; ``"sparse"`` for the matrix
+        of a sparse graph.
     :ivar reason: why it was taken, in words.
     :ivar predicted_error: the relative error it was made for, or what is known of its weights times the sensitivity of the
         series, where that is more.
@@ -90,17 +93,22 @@ class Choice:
         return self
 
 
-def sensitivity(graph: ImplicitGraph, series: Series) -> float:
+def sensitivity(graph: Graph, series: Series) -> float:
     """By how much an error of weights may grow to one of the kernel; one where the spectrum is not known beforehand."""
     return series.sensitivity(graph.spectrum) if graph.normalization else 1.0
 
 
-def default_tol(graph: ImplicitGraph) -> float:
+def exact_features(graph: Graph) -> FeatureMap:
+    """The map without an error: O(N^2) a product on an implicit graph."""
+    return PairwiseFeatures(graph) if isinstance(graph, ImplicitGraph) else SparseFeatures(graph)
+
+
+def default_tol(graph: Graph) -> float:
     return 1e-6 if graph.points.dtype == torch.float64 else 1e-4
 
 
 def choose_features(
-    graph: ImplicitGraph,
+    graph: Graph,
     series: Series,
     name: str | FeatureMap = "auto",
     *,
@@ -129,6 +137,14 @@ def choose_features(
         if num_features is not None:
             raise ValueError("num_features is fixed by the feature map given as features; leave it out.")
         return name, Choice.of(name, type(name).__name__, "given", goal, series)
+    if not isinstance(graph, ImplicitGraph):
+        if name not in ("auto", "sparse"):
+            raise ValueError(
+                f"features={name!r} linearises the edge function of an ImplicitGraph; a sparse graph is exact with "
+                "features='auto'."
+            )
+        sparse = SparseFeatures(graph)
+        return sparse, Choice.of(sparse, "sparse", "the matrix of the graph, which is exact", goal, series)
     check_choice("features", name, NAMES)
     if name in ("grid", "neighbors", "pairwise") and num_features is not None:
         why = "is exact" if name == "pairwise" else "follows tol"
@@ -249,7 +265,7 @@ def _count_work(
 def _probe(graph: ImplicitGraph, tol: float, most: int, generator: torch.Generator) -> tuple[int, float, Tensor | None]:
     """How many landmarks a sample of the nodes asks for, the residual they leave on it, and, if the sample is all, which."""
     nodes = torch.randperm(graph.num_nodes, generator=torch.Generator().manual_seed(0))[:PROBE].to(graph.points.device)
-    sample = ImplicitGraph(graph.points[nodes].detach(), graph.edge, graph.normalization)
+    sample = ImplicitGraph(graph.points[nodes].detach(), graph.edge, graph.normalization, density=graph.density)
     chosen = select_landmarks(sample, most, generator=generator, residual_tol=tol)
     with torch.no_grad():
         residual = LandmarkFeatures(sample, landmarks=chosen).known_error

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from swing_gp.graphs.edges import EdgeFunction
-from swing_gp.graphs.implicit import ImplicitGraph
+from swing_gp.graphs.graph import Graph
 from swing_gp.linalg.gram import cross_gram, gram
 
 Map = TypeVar("Map", bound="FeatureMap")
@@ -41,7 +41,7 @@ class Unsuitable(ValueError):
 class FeatureMap(ABC):
     """A linearised edge function on a graph.
 
-    :ivar graph: the graph.
+    :ivar graph: the graph; an :class:`~swing_gp.ImplicitGraph` for all maps but that of a sparse graph.
     :ivar room: how many times shorter or longer than the lengthscale that the map was made for one may be that it is bound to.
     """
 
@@ -50,14 +50,16 @@ class FeatureMap(ABC):
     room = math.inf
     # Whether a map must know beforehand that it will be evaluated beyond the box of the nodes.
     bounded = False
+    # Whether weights are known between any two points, or only between points and nodes.
+    weighs_any_pair = True
     # What helps where the error of the map exceeds the degree of a node.
     remedy = "a smaller tol, or features='neighbors' or 'landmarks'"
 
-    def __init__(self, graph: ImplicitGraph) -> None:
+    def __init__(self, graph: Any) -> None:
         if not self.shardable:
             graph.shards.refuse(f"A map of {type(self).__name__}", "use features='landmarks' or 'fourier'")
         self.graph = graph
-        self._made_for = graph.edge.lengthscale.detach().clone()
+        self._made_for = tuple(parameter.detach().clone() for parameter in graph.parameters())
 
     @abstractmethod
     def project(self, values: Tensor) -> Tensor:  # (N, k) -> (r, k)
@@ -98,25 +100,48 @@ class FeatureMap(ABC):
     def redraw(self: Map, edge: EdgeFunction, generator: torch.Generator) -> Map:
         """A map of the same recipe for another edge function, with fresh randomness."""
 
-    def _degree(self, x: Tensor | None) -> Tensor:  # (n, d) -> (n,)
-        ones = torch.ones(self.graph.num_nodes, 1, dtype=self.graph.points.dtype, device=self.graph.points.device)
-        return self.evaluate(x, self.project(ones)).squeeze(-1)
+    def _sums(self, x: Tensor | None, loads: Tensor | None = None) -> Tensor:  # (n, d), (N,) -> (n,)
+        r""":math:`\sum_j f(x - p_j) a_j` as this map sees it, with loads a of the nodes, one by default."""
+        points = self.graph.points
+        loads = torch.ones(self.graph.num_nodes, dtype=points.dtype, device=points.device) if loads is None else loads
+        return self.evaluate(x, self.project(loads.unsqueeze(-1))).squeeze(-1)
 
-    def log_degree(self, x: Tensor | None = None) -> Tensor:  # (n, d) -> (n,)
-        r"""Logarithm of the degree :math:`d(x) = \sum_j f(x - p_j)` as this map sees it."""
-        degree = self._degree(x)
-        least = -self.graph.shards.max(-degree)
+    def _log_sums(self, x: Tensor | None, log_loads: Tensor | None = None) -> Tensor:  # (n, d), (N,) -> (n,)
+        """Their logarithm, with loads by their logarithms."""
+        sums = self._sums(x, None if log_loads is None else log_loads.exp())
+        least = -self.graph.shards.max(-sums)
         if not least > 0:
             raise ValueError(
                 f"{type(self).__name__} give a non-positive degree ({least:.3g}): their error exceeds the degree of some "
                 f"node. Use {self.remedy}."
             )
-        return degree.log()
+        return sums.log()
+
+    def log_degree(self, x: Tensor | None = None) -> Tensor:  # (n, d) -> (n,)
+        r"""Logarithm of the degree as this map sees it: :math:`d(x) = \sum_j f(x - p_j)`, and with a density a
+        :math:`\delta(x) = d(x)^a \sum_j f(x - p_j)\, d_j^{-a}`, by which W is normalised then."""
+        return self._degree_of(x, self._log_sums)
+
+    def log_density(self) -> Tensor:  # (N,)
+        r""":math:`a \log d` at the nodes."""
+        return self.graph.density * self._log_sums(None) if self.graph.density else torch.zeros_like(self.log_degree())
+
+    def _degree_of(self, x: Tensor | None, log_sums: Callable[..., Tensor]) -> Tensor:
+        if not self.graph.density:
+            return log_sums(x)
+        loads = -self.graph.density * self._log_sums(None)
+        return self.graph.density * log_sums(x) + log_sums(x, loads)
 
     def extended_log_degree(self, x: Tensor) -> Tensor:  # (n, d) -> (n,)
-        r"""Logarithm of :math:`\max(d(x), f(0))`, the degree of points off the graph: continuous, equal to the degree at the
-        nodes (whose self-loop weighs f(0) = 1), and bounded below, so that far from all nodes a kernel fades to its prior."""
-        return self._degree(x).clamp_min(1).log()
+        r"""Logarithm of :math:`\max(\delta(x), f(0))`, the degree of points off the graph: continuous, equal to the degree at
+        the nodes (whose self-loop weighs f(0) = 1), and bounded below, so that far from all nodes a kernel fades to its prior.
+        """
+
+        def log_sums(x: Tensor, log_loads: Tensor | None = None) -> Tensor:
+            sums = self._sums(x, None if log_loads is None else log_loads.exp())
+            return sums.clamp_min(torch.finfo(sums.dtype).tiny).log()
+
+        return self._degree_of(x, log_sums).clamp_min(0)
 
     def node_residual(self) -> Tensor | None:  # (N,)
         """What the map leaves out of the diagonal of W, where it knows."""
@@ -132,12 +157,13 @@ class FeatureMap(ABC):
         """How far below zero the map may put eigenvalues of a positive-definite W, as a share of the largest."""
         return 0.0
 
-    def valid_for(self, edge: EdgeFunction) -> bool:
-        """Whether the map is right at the lengthscale of an edge function, too; a new one has to be made otherwise."""
-        moved = (edge.lengthscale.detach().double() / self._made_for.double()).log().abs().max()
-        return float(moved) <= math.log(self.room) + 1e-6
+    def valid_for(self, graph: Graph) -> bool:
+        """Whether the map is right at the lengthscale of a graph, too; a new one has to be made otherwise."""
+        pairs = zip(graph.parameters(), self._made_for, strict=True)
+        moved = [float((now.detach().double() / then.double()).log().abs().max()) for now, then in pairs]
+        return max(moved, default=0.0) <= math.log(self.room) + 1e-6
 
-    def bind(self: Map, graph: ImplicitGraph) -> Map:
+    def bind(self: Map, graph: Any) -> Map:
         """The same map, with the same draws, on other tensors of the same shapes."""
         if graph is self.graph:
             return self
@@ -216,8 +242,12 @@ class DenseFeatures(FeatureMap):
         """The sum of the features of all nodes, which gives every degree."""
         return self.graph.shards.sum(self.node_features.sum(-2), "degrees")
 
-    def _degree(self, x: Tensor | None) -> Tensor:
-        return self._features(x) @ self.feature_sums
+    def _load_sums(self, loads: Tensor | None) -> Tensor:  # (N,) -> (r,)
+        """The sum of the features of all nodes, times loads."""
+        return self.feature_sums if loads is None else self.graph.shards.sum(self.node_features.mT @ loads, "degrees")
+
+    def _sums(self, x: Tensor | None, loads: Tensor | None = None) -> Tensor:
+        return self._features(x) @ self._load_sums(loads)
 
     def residual(self, features: Tensor) -> Tensor | None:  # (n, r) -> (n,)
         """What the map leaves out of :math:`f(0) = 1` at points with these features, where it knows."""

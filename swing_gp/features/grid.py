@@ -18,6 +18,7 @@ from torch import Tensor
 from swing_gp.features.base import DenseFeatures, FeatureMap, Unsuitable
 from swing_gp.features.landmarks import AccuracyWarning
 from swing_gp.graphs.edges import EdgeFunction
+from swing_gp.graphs.graph import Graph
 from swing_gp.graphs.implicit import ImplicitGraph
 from swing_gp.linalg.nufft import PointTransform
 from swing_gp.utils.validation import as_number, check_count, check_interval
@@ -49,7 +50,7 @@ def default_modes(graph: ImplicitGraph) -> int:
     return min(MAX_MODES, max(FEWEST_MODES, MODES_PER_NODE * graph.num_nodes))
 
 
-def least_tol(graph: ImplicitGraph) -> float:
+def least_tol(graph: Graph) -> float:
     """The least error that transforms in the points' precision can hold."""
     return 1e-6 if graph.points.dtype == torch.float32 else 1e-13
 

@@ -57,6 +57,10 @@ class LandmarkFeatures(DenseFeatures):
     ) -> None:
         if not graph.edge.positive_definite:
             raise ValueError(f"LandmarkFeatures need a positive-definite edge, got {graph.edge!r}; use features='pairwise'.")
+        if graph.density and not self.stored:
+            raise ValueError(
+                "Streamed landmarks know no density, which takes one more pass: use density=0 or LandmarkFeatures."
+            )
         super().__init__(graph)
         self._most = check_count("num_features", num_features)
         self.residual_tol = residual_tol
@@ -129,19 +133,24 @@ class LandmarkFeatures(DenseFeatures):
     def node_residual(self) -> Tensor:
         return self.residual_diagonal
 
-    def _degree(self, x: Tensor | None) -> Tensor:
-        if x is None:
-            # Q has negative entries where landmarks are few; the degree of a node is never less than its self-loop.
+    def _sums(self, x: Tensor | None, loads: Tensor | None = None) -> Tensor:
+        if x is not None:
+            return self.degrees(self.features(x), loads)
+        # Q has negative entries where landmarks are few; the degree of a node is never less than its self-loop.
+        if loads is None:
             return (self._node_sums[0] + self.residual_diagonal).clamp_min(1)
-        return self.degrees(self.features(x))
+        return torch.maximum(self.node_features @ self._load_sums(loads) + self.residual_diagonal * loads, loads)
 
-    def degrees(self, features: Tensor) -> Tensor:  # (n, r) -> (n,)
-        """The degrees of points with these features.
+    def degrees(self, features: Tensor, loads: Tensor | None = None) -> Tensor:  # (n, r), (N,) -> (n,)
+        """The degrees of points with these features; with loads of the nodes, the sums that a density asks for.
 
         What the landmarks leave at a node is its own loop. A point off the graph has none: what they leave there counts as far
         as they leave as much at some node, so that the degree is continuous, and right where they resolve the graph.
         """
-        return features @ self.feature_sums + self.residual(features).clamp_max(self.largest_residual)
+        rest = self.residual(features).clamp_max(self.largest_residual)
+        if loads is not None:  # what is left at a point has the load of that point
+            rest = rest * self.degrees(features).clamp_min(1).pow(-self.graph.density)
+        return features @ self._load_sums(loads) + rest
 
 
 def _check_landmarks(landmarks: Tensor, graph: ImplicitGraph) -> None:

@@ -74,7 +74,7 @@ class NeighborFeatures(NodeFeatures):
         return f"NeighborFeatures(pairs={self.num_pairs}, cutoff={self.cutoff:.3g})"
 
     def _scaled(self, x: Tensor) -> np.ndarray:
-        return (x.detach().double() / self._made_for.to(x.device)).cpu().numpy()
+        return (x.detach().double() / self._made_for[0].to(x.device)).cpu().numpy()
 
     @cached_property
     def pattern(self) -> SparsePattern:
@@ -84,7 +84,7 @@ class NeighborFeatures(NodeFeatures):
     def deficit(self) -> float:
         # Lengthscales may have changed since the pairs were found.
         edge = self.graph.edge
-        ratio = self._made_for / edge.lengthscale.detach().to(self._made_for)
+        ratio = self._made_for[0] / edge.lengthscale.detach().to(self._made_for[0])
         return WORST_SHARE * _share_beyond(edge, self.cutoff * float(ratio.min()), self.graph.dim, 1 / WORST_SHARE)
 
     @property
@@ -156,11 +156,11 @@ class NeighborFeatures(NodeFeatures):
         weights = self._log_weights(x, y, pattern).exp()
         return lambda values: pattern.matmul(weights, values.contiguous())
 
-    def log_degree(self, x: Tensor | None = None) -> Tensor:
+    def _log_sums(self, x: Tensor | None, log_loads: Tensor | None = None) -> Tensor:
         if x is None:  # no node is alone: it has its self-loop
-            return self._degree(None).log()
+            return self._sums(None, None if log_loads is None else log_loads.exp()).log()
         log_weights, pattern = self._log_at(x)
-        return pattern.log_sum(log_weights)
+        return pattern.log_sum(log_weights if log_loads is None else log_weights + log_loads[pattern.col.to(x.device)])
 
     def _log_at(self, x: Tensor) -> tuple[Tensor, SparsePattern]:
         pattern = self.pattern if x is self.graph.points else self.prepare(x)[1]

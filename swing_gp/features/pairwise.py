@@ -59,10 +59,11 @@ class PairwiseFeatures(NodeFeatures):
     def weights_between(self, x: Tensor, y: Tensor) -> Callable[[Tensor], Tensor]:
         return lambda values: self._by_rows(x, lambda rows, edge, p, y, v: edge.weights(rows, y) @ v, y, values)
 
-    def log_degree(self, x: Tensor | None = None) -> Tensor:
+    def _log_sums(self, x: Tensor | None, log_loads: Tensor | None = None) -> Tensor:
+        loads = torch.zeros_like(self.graph.points[:, 0]) if log_loads is None else log_loads
         if self._keeps(x):
-            return self._weights.sum(-1).log()
-        return self._by_rows(x, lambda rows, edge, p: torch.logsumexp(edge.log_weights(rows, p), dim=-1))
+            return (self._weights @ loads.exp()).log()
+        return self._by_rows(x, lambda rows, edge, p, a: torch.logsumexp(edge.log_weights(rows, p) + a, dim=-1), loads)
 
     def average(self, x: Tensor, log_noise: Tensor) -> Tensor:
         def move(rows: Tensor, edge: EdgeFunction, p: Tensor, noise: Tensor) -> Tensor:

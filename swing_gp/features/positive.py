@@ -135,9 +135,12 @@ class PositiveFeatures(DenseFeatures):
     def _log_totals(self) -> Tensor:  # (r,)
         return torch.logsumexp(self._node_log_features, dim=0)
 
-    def log_degree(self, x: Tensor | None = None) -> Tensor:
+    def _log_sums(self, x: Tensor | None, log_loads: Tensor | None = None) -> Tensor:
         log_features = self._node_log_features if x is None else self.log_features(x)
-        return torch.logsumexp(log_features + self._log_totals, dim=-1)
+        totals = self._log_totals
+        if log_loads is not None:
+            totals = torch.logsumexp(self._node_log_features + log_loads.unsqueeze(-1), dim=0)
+        return torch.logsumexp(log_features + totals, dim=-1)
 
     def extended_log_degree(self, x: Tensor) -> Tensor:
         return self.log_degree(x).clamp_min(0)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from swing_gp.features import FeatureMap, LandmarkFeatures
 from swing_gp.features.auto import NAMES, Choice, choose_features, default_tol
-from swing_gp.graphs.implicit import ImplicitGraph
+from swing_gp.graphs.graph import Graph
 from swing_gp.operators.graph_kernel import check_request, graph_kernel
 from swing_gp.operators.preconditioning import LandmarkApproximation
 from swing_gp.operators.variance import mean_variance
@@ -84,7 +84,7 @@ class KernelCache:
         return {**self._restored, **{index: entry.state() for index, entry in self._entries.items()}}
 
     def entry(
-        self, index: Index, graph: ImplicitGraph, series: Series, request: FeatureRequest, *, training: bool, outside: bool
+        self, index: Index, graph: Graph, series: Series, request: FeatureRequest, *, training: bool, outside: bool
     ) -> _Entry:
         """Features for a graph and a series: those at hand where they hold, new ones elsewhere.
 
@@ -93,13 +93,14 @@ class KernelCache:
         """
         entry, made_of = self._entries.get(index), _made_of(graph, request)
         if entry is not None and not equal_values(entry.made_of, made_of):
-            same_points = torch.equal(entry.graph.points.float().cpu(), graph.points.float().cpu())
-            if same_points and equal_values(entry.made_of[1:], made_of[1:]):  # they moved to another dtype or device
+            pairs = zip(entry.graph.fixed_tensors(), graph.fixed_tensors(), strict=True)
+            same = all(torch.equal(old.float().cpu(), new.float().cpu()) for old, new in pairs)
+            if same and equal_values(entry.made_of[1:], made_of[1:]):  # they moved to another dtype or device
                 self._restored[index] = entry.state()
             entry = None
         if entry is None and index in self._restored:
             entry = _Entry.restored(request, graph, series, **self._restored.pop(index))
-        if entry is None or not entry.features.valid_for(graph.edge):
+        if entry is None or not entry.features.valid_for(graph):
             outside = outside or (entry is not None and entry.outside)
             entry = _Entry(request, graph, series, room=LandmarkFeatures.room if training else 1.0, outside=outside)
         elif outside and not entry.outside:
@@ -114,7 +115,7 @@ class _Entry:
     def __init__(
         self,
         request: FeatureRequest,
-        graph: ImplicitGraph,
+        graph: Graph,
         series: Series,
         *,
         room: float,
@@ -124,7 +125,7 @@ class _Entry:
     ) -> None:
         self.request, self.room, self.outside = request, room, outside
         self.made_of = snapshot(_made_of(graph, request))
-        self.graph = graph.with_tensors(self.made_of[0], *(tensor.detach().clone() for tensor in graph.edge.parameters()))
+        self.graph = graph.with_tensors(*self.made_of[0], *(tensor.detach().clone() for tensor in graph.parameters()))
         if landmarks is None:
             self.features, self.info = choose_features(
                 self.graph,
@@ -138,7 +139,8 @@ class _Entry:
                 outside=outside,
             )
         else:
-            self.features = LandmarkFeatures(self.graph, landmarks=torch.tensor(landmarks, device=graph.points.device))
+            ids: Any = torch.tensor(landmarks, device=graph.points.device)
+            self.features = LandmarkFeatures(self.graph, landmarks=ids)  # type: ignore[arg-type]
             self.info = Choice.of(self.features, "landmarks", "restored", request.tol or default_tol(graph), series)
         self._landmarks: LandmarkApproximation | None = None
         self._bound: tuple[Any, FeatureMap] | None = None
@@ -151,14 +153,14 @@ class _Entry:
             return self
         return _Entry(self.request, self.graph, series, room=self.room, outside=True, method=self.info.method)
 
-    def kernel(self, graph: ImplicitGraph, series: Series, differentiable: bool) -> KernelOnNodes:
+    def kernel(self, graph: Graph, series: Series, differentiable: bool) -> KernelOnNodes:
         """The kernel of a graph and a series. Where gradients are wanted, what is made cannot be used twice."""
         if differentiable and any(tensor.requires_grad for tensor in graph.tensors()):
             return self._make(self.features.bind(graph), series)
-        parameters = graph.edge.parameters()
+        parameters = graph.parameters()
         if self._bound is None or not equal_values(self._bound[0], parameters):
             copies = snapshot(parameters)
-            self._bound = copies, self.features.bind(self.graph.with_tensors(self.graph.points, *copies))
+            self._bound = copies, self.features.bind(self.graph.with_tensors(*self.graph.fixed_tensors(), *copies))
         features = self._bound[1]  # with all that was computed of them
         if differentiable:
             return self._make(features, series)
@@ -176,23 +178,20 @@ class _Entry:
 
     def state(self) -> dict[str, Any]:
         landmarks = self.features.landmarks.tolist() if isinstance(self.features, LandmarkFeatures) else None
-        lengthscale = self.graph.edge.lengthscale.tolist()
+        parameters = [parameter.tolist() for parameter in self.graph.parameters()]
         how = {"method": self.info.method, "room": self.room, "outside": self.outside, "landmarks": landmarks}
-        return {"lengthscale": lengthscale, **how}
+        return {"parameters": parameters, **how}
 
     @classmethod
-    def restored(cls, request: FeatureRequest, graph: ImplicitGraph, series: Series, *, lengthscale: Any, **how: Any) -> _Entry:
+    def restored(cls, request: FeatureRequest, graph: Graph, series: Series, *, parameters: Any, **how: Any) -> _Entry:
         """The entry of a :meth:`state`, on a graph whose lengthscale may have moved since."""
-        edge = graph.edge.with_parameters(graph.points.new_tensor(lengthscale))
-        return cls(request, graph.with_edge(edge), series, **how)
+        then = (graph.points.new_tensor(value) for value in parameters)
+        return cls(request, graph.with_tensors(*graph.fixed_tensors(), *then), series, **how)
 
 
-def _made_of(graph: ImplicitGraph, request: FeatureRequest) -> Any:
-    """What a feature map depends on besides the parameters of the edge function, for which it holds in a range."""
-    edge = graph.edge
-    parameters = {id(tensor) for tensor in edge.parameters()}
-    settings = {name: value for name, value in vars(edge).items() if id(value) not in parameters}
-    return graph.points, graph.normalization, type(edge), settings, request
+def _made_of(graph: Graph, request: FeatureRequest) -> Any:
+    """What a feature map depends on besides the parameters of the graph, for which it holds in a range."""
+    return graph.fixed_tensors(), graph.settings(), request
 
 
 def snapshot(value: Any) -> Any:

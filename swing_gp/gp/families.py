@@ -10,7 +10,7 @@ from torch import Tensor
 
 from swing_gp.gp.graph_kernel import GraphKernel
 from swing_gp.gp.parameters import constrained
-from swing_gp.graphs.implicit import ImplicitGraph
+from swing_gp.graphs.graph import Graph
 from swing_gp.series.base import Series
 from swing_gp.series.families import Diffusion, InverseCosine, Matern, RandomWalk, RegularizedLaplacian
 from swing_gp.series.log_matern import LogMatern
@@ -28,7 +28,7 @@ class DiffusionKernel(GraphKernel):
 
     def __init__(
         self,
-        points: Tensor | ImplicitGraph,
+        points: Tensor | Graph,
         *,
         time: float = 1.0,
         time_prior: Prior | None = None,
@@ -53,7 +53,7 @@ class RandomWalkKernel(GraphKernel):
 
     def __init__(
         self,
-        points: Tensor | ImplicitGraph,
+        points: Tensor | Graph,
         *,
         steps: int = 2,
         laziness: float = 2.0,
@@ -80,7 +80,7 @@ class RegularizedLaplacianKernel(GraphKernel):
 
     def __init__(
         self,
-        points: Tensor | ImplicitGraph,
+        points: Tensor | Graph,
         *,
         scale: float = 1.0,
         power: float = 1.0,
@@ -114,7 +114,7 @@ class MaternGraphKernel(GraphKernel):
 
     def __init__(
         self,
-        points: Tensor | ImplicitGraph,
+        points: Tensor | Graph,
         *,
         nu: float = 1.5,
         kappa: float = 1.0,
@@ -146,7 +146,7 @@ class LogMaternKernel(GraphKernel):
 
     def __init__(
         self,
-        points: Tensor | ImplicitGraph,
+        points: Tensor | Graph,
         *,
         nu: float = 3.0,
         kappa: float = 3.0,

@@ -23,6 +23,7 @@ from swing_gp.gp.cache import FeatureRequest, KernelCache, KernelOnNodes
 from swing_gp.gp.parameters import read, write
 from swing_gp.gp.prediction import GraphPredictionStrategy
 from swing_gp.graphs.edges import Gaussian
+from swing_gp.graphs.graph import Graph
 from swing_gp.graphs.implicit import ImplicitGraph
 from swing_gp.graphs.inputs import Inputs, locate
 from swing_gp.operators.stacking import stacked
@@ -34,20 +35,23 @@ STATE_BLOCK = 2**16
 
 
 class Nodes(torch.nn.Module):
-    """The points of a graph. They are kept out of the kernel itself, whose own buffers GPyTorch indexes as batched."""
+    """The tensors of a graph, points first. They are kept out of the kernel itself, whose own buffers GPyTorch indexes as
+    batched."""
 
     points: Tensor
 
-    def __init__(self, points: Tensor) -> None:
+    def __init__(self, points: Tensor, *others: Tensor) -> None:
         super().__init__()
         self.register_buffer("points", points)
+        for number, tensor in enumerate(others):
+            self.register_buffer(f"weights_{number}", tensor)
 
 
 class GraphKernel(Kernel):
     r"""What all graph kernels share; a subclass says which series.
 
-    :param points: the nodes, (N, d), or an :class:`~swing_gp.ImplicitGraph`, whose edge function and normalisation are used
-        and whose lengthscale is where training starts.
+    :param points: the nodes, (N, d), or a graph: an :class:`~swing_gp.ImplicitGraph`, whose lengthscale is where training
+        starts, or a :class:`~swing_gp.SparseGraph` or :func:`~swing_gp.knn_graph`, whose kernels have no lengthscale.
     :param lengthscale: where the lengthscale starts, in place of GPyTorch's 0.69 or the graph's own.
     :param features: as of :func:`~swing_gp.graph_kernel`, and so are ``walks``, ``tol``, ``num_features`` and ``seed``.
     :param ard_num_dims: d for one lengthscale a dimension.
@@ -67,7 +71,7 @@ class GraphKernel(Kernel):
 
     def __init__(
         self,
-        points: Tensor | ImplicitGraph,
+        points: Tensor | Graph,
         *,
         lengthscale: float | Tensor | None = None,
         features: str = "auto",
@@ -82,7 +86,12 @@ class GraphKernel(Kernel):
         lengthscale_prior: Prior | None = None,
         lengthscale_constraint: Interval | None = None,
     ) -> None:
-        graph = points if isinstance(points, ImplicitGraph) else ImplicitGraph(points, Gaussian(1.0))
+        graph = points if isinstance(points, Graph) else ImplicitGraph(points, Gaussian(1.0))
+        self.has_lengthscale = isinstance(graph, ImplicitGraph)
+        if not self.has_lengthscale and (lengthscale is not None or ard_num_dims is not None):
+            raise ValueError(
+                "lengthscale and ard_num_dims belong to an ImplicitGraph; the weights of a sparse graph are given."
+            )
         graph.check_symmetric("A GPyTorch kernel")
         if active_dims is not None and len(active_dims) != graph.dim:
             raise ValueError(
@@ -90,18 +99,20 @@ class GraphKernel(Kernel):
             )
         if ard_num_dims is not None and ard_num_dims != graph.dim:
             raise ValueError(f"ard_num_dims must be the dimension of the points, {graph.dim}, got {ard_num_dims}.")
-        if graph.edge.lengthscale.numel() > 1 and ard_num_dims is None:
+        start = graph.edge.lengthscale.detach() if isinstance(graph, ImplicitGraph) else None
+        if start is not None and start.numel() > 1 and ard_num_dims is None:
             ard_num_dims = graph.dim
         super().__init__(ard_num_dims, batch_shape, active_dims, lengthscale_prior, lengthscale_constraint)
-        self.nodes = Nodes(graph.points.detach().clone())  # its own: the user may change theirs
+        # Copies of its own: the user may change theirs.
+        self.nodes = Nodes(*(tensor.detach().clone() for tensor in graph.fixed_tensors()))
         self.normalize = normalize
         self.request = FeatureRequest(features, walks, tol, num_features, seed)
-        # A graph of one node, to be filled with the nodes and the current lengthscale.
-        self._template = graph.with_tensors(graph.points[:1].detach(), *(p.detach() for p in graph.edge.parameters()))
+        # To be filled with the tensors of the nodes and the current lengthscale.
+        self._template = graph.with_tensors(*(tensor[:1].detach() for tensor in graph.fixed_tensors()), *graph.parameters())
         self._cache = KernelCache()
         self.to(graph.points.dtype)
-        if lengthscale is None and isinstance(points, ImplicitGraph):
-            lengthscale = graph.edge.lengthscale.detach()
+        if lengthscale is None and isinstance(points, Graph):
+            lengthscale = start
         if lengthscale is not None:
             write("lengthscale", self, lengthscale)
 
@@ -126,8 +137,10 @@ class GraphKernel(Kernel):
             self.register_prior(f"{name}_prior", prior, partial(read, name), partial(write, name))
         write(name, self, value)
 
-    def graph(self, index: tuple[int, ...] = ()) -> ImplicitGraph:
+    def graph(self, index: tuple[int, ...] = ()) -> Graph:
         """The graph with the current lengthscale (of one element of the batch)."""
+        if not self.has_lengthscale:
+            return self._template.with_tensors(*self.nodes.buffers())
         lengthscale = self.lengthscale.expand(*self.batch_shape, *self.lengthscale.shape[-2:])[index].squeeze(-2)
         lengthscale = lengthscale if self.raw_lengthscale.shape[-1] > 1 else lengthscale.squeeze(-1)
         return self._template.with_tensors(self.nodes.points, lengthscale)
@@ -141,7 +154,7 @@ class GraphKernel(Kernel):
 
     def _on_nodes(self, index: tuple[int, ...], outside: bool) -> KernelOnNodes:
         differentiable = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in self.parameters())
-        training = self.training and self.raw_lengthscale.requires_grad
+        training = self.training and self.has_lengthscale and self.raw_lengthscale.requires_grad
         # What is kept must serve in every mode, and tensors made in inference mode do not.
         with torch.inference_mode(False), torch.set_grad_enabled(differentiable):
             graph, series = self.graph(index), self.series(index)

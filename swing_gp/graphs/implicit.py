@@ -12,7 +12,6 @@ tensor([[1.0000, 0.6065, 0.0111]])
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable
 
 import torch
@@ -20,13 +19,11 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from swing_gp.graphs.edges import EdgeFunction
+from swing_gp.graphs.graph import Graph
 from swing_gp.linalg.reducer import LOCAL, Reducer
-from swing_gp.utils.validation import check_choice
-
-NORMALIZATIONS = ("symmetric", "random_walk", None)
 
 
-class ImplicitGraph:
+class ImplicitGraph(Graph):
     r"""The graph with weights :math:`w_{ij} = f(p_i - p_j)`, self-loops included.
 
     :param points: the nodes, (N, d), float32 or float64, on any device; may require gradients.
@@ -34,12 +31,22 @@ class ImplicitGraph:
     :param normalization: the matrix that kernels are series of: ``"symmetric"`` for
         :math:`\tilde W = D^{-1/2} W D^{-1/2}` (spectrum in [0, 1] for positive-definite f), ``"random_walk"`` for
         :math:`P = D^{-1} W`, ``None`` for W itself, whose norm grows up to N.
+    :param density: a in :math:`W_a = D^{-a} W D^{-a}`, which takes the place of W before it is normalised. At 0 kernels follow
+        the density of the points; at 1 they do not: for points on a manifold and a short lengthscale, :math:`I - P` is then
+        its Laplace-Beltrami operator up to a factor, however unevenly it was sampled. Off the graph degrees are
+        :math:`\delta(x) = d(x)^a \sum_j f(x - p_j) d_j^{-a}`, not below 1, which is the least that a node has.
     :param shards: where the nodes are: all in this process, or ``points`` are a shard of them
         (:class:`swing_gp.parallel.Shards`).
     """
 
     def __init__(
-        self, points: Tensor, edge: EdgeFunction, normalization: str | None = "symmetric", *, shards: Reducer = LOCAL
+        self,
+        points: Tensor,
+        edge: EdgeFunction,
+        normalization: str | None = "symmetric",
+        *,
+        density: float = 0.0,
+        shards: Reducer = LOCAL,
     ) -> None:
         if not torch.is_tensor(points):
             raise TypeError(f"points must be a torch.Tensor of shape (N, d), got {type(points).__name__}.")
@@ -60,54 +67,33 @@ class ImplicitGraph:
             )
         if edge.dim not in (None, points.shape[1]):
             raise ValueError(f"edge was made for points in {edge.dim} dimensions, but points have {points.shape[1]}: {edge!r}.")
-        check_choice("normalization", normalization, NORMALIZATIONS)
-        self.points, self.edge, self.normalization, self.shards = points, edge, normalization, shards
+        self._set_normalization(normalization, density)
+        self.points, self.edge, self.shards = points, edge, shards
 
     def __repr__(self) -> str:
+        density = f", density={self.density:g}" if self.density else ""
         return (
             f"ImplicitGraph(num_nodes={self.num_nodes}, dim={self.dim}, edge={self.edge!r}, "
-            f"normalization={self.normalization!r})"
+            f"normalization={self.normalization!r}{density})"
         )
 
-    @property
-    def num_nodes(self) -> int:
-        return self.points.shape[0]
+    extends = True
 
     @property
-    def dim(self) -> int:
-        return self.points.shape[1]
-
-    @property
-    def spectrum(self) -> tuple[float, float]:
-        """The interval that holds the spectrum of the normalised matrix; for raw W the degrees must say."""
-        bound = 1.0 if self.normalization else math.inf
-        return (0.0 if self.edge.positive_definite else -bound, bound)
-
-    def check_symmetric(self, what: str) -> None:
-        """Refuse random-walk normalisation for something that needs a symmetric matrix."""
-        if self.normalization == "random_walk":
-            raise ValueError(
-                f"{what} needs a symmetric matrix, and normalization='random_walk' gives none; use normalization='symmetric'."
-            )
-
-    def degree_scales(self, log_degree: Tensor) -> tuple[Tensor, Tensor]:  # (N,) -> (N,), (N,)
-        """What the rows and the columns of W are multiplied by: the powers of the degrees that the normalisation names."""
-        one = torch.ones_like(log_degree)
-        if self.normalization is None:
-            return one, one
-        if self.normalization == "random_walk":
-            return (-log_degree).exp(), one
-        root = (-0.5 * log_degree).exp()
-        return root, root
+    def positive_definite(self) -> bool:
+        return self.edge.positive_definite
 
     def with_edge(self, edge: EdgeFunction) -> ImplicitGraph:
         return self._replace(self.points, edge)
 
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Every tensor that gradients flow to: the points, then the parameters of the edge function."""
-        return (self.points, *self.edge.parameters())
+    def fixed_tensors(self) -> tuple[Tensor, ...]:
+        return (self.points,)
 
-    def with_tensors(self, points: Tensor, *parameters: Tensor) -> ImplicitGraph:
+    def parameters(self) -> tuple[Tensor, ...]:
+        return self.edge.parameters()
+
+    def with_tensors(self, *tensors: Tensor) -> ImplicitGraph:
+        points, *parameters = tensors
         return self._replace(points, self.edge.with_parameters(*parameters))
 
     def _replace(self, points: Tensor, edge: EdgeFunction) -> ImplicitGraph:
@@ -116,9 +102,20 @@ class ImplicitGraph:
         other.points, other.edge = points, edge
         return other
 
+    def subgraph(self, nodes: Tensor) -> ImplicitGraph:
+        return self._replace(self.points[nodes].detach(), self.edge)
+
+    def settings(self) -> tuple:
+        edge, parameters = self.edge, {id(tensor) for tensor in self.edge.parameters()}
+        shape = {name: value for name, value in vars(edge).items() if id(value) not in parameters}
+        return self.normalization, self.density, type(edge), shape
+
     def weight_rows(self, nodes: Tensor) -> Tensor:  # (n,) -> (n, N)
-        """Exact rows of W, at O(N) each: the yardstick of ``estimate_error``."""
         return self.edge.weights(self.points[nodes], self.points)
+
+    def weight_matrix(self) -> Tensor:
+        points = self.points.double()
+        return self.edge.weights(points, points)
 
 
 def recomputed(function: Callable[..., Tensor], graph: ImplicitGraph) -> Callable[..., Tensor]:

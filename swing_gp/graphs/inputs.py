@@ -89,6 +89,8 @@ def _by_id(points: Tensor, x: Tensor) -> Inputs:
 
 
 def _by_coordinates(points: Tensor, x: Tensor) -> Inputs:
+    if points.shape[-1] == 0:
+        raise ValueError("The nodes of this graph have no coordinates: give node ids as a LongTensor, or points= to the graph.")
     if x.shape[-1] != points.shape[-1]:
         raise ValueError(
             f"The graph lives in {points.shape[-1]} dimensions, the inputs have {x.shape[-1]}; give coordinates of "

@@ -67,11 +67,11 @@ class SparsePattern:
         return _Product.apply(self, values, rhs)
 
     def t_matmul(self, values: Tensor, rhs: Tensor) -> Tensor:
-        order, flipped = self._transpose
+        order, flipped = self.transposed
         return flipped.matmul(values[order.to(values.device)], rhs)
 
     @cached_property
-    def _transpose(self) -> tuple[Tensor, SparsePattern]:
+    def transposed(self) -> tuple[Tensor, SparsePattern]:
         """The transpose as a pattern of its own, because torch multiplies CSC tensors far more slowly."""
         entries = (np.arange(self.num_entries), self.col.numpy(), self.crow.numpy())
         numbered = scipy.sparse.csr_array(entries, shape=self.shape).T.tocsr()

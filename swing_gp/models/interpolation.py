@@ -22,7 +22,7 @@ True
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ from swing_gp.features.auto import Choice
 from swing_gp.features.grid import least_tol
 from swing_gp.gp.posterior import posterior_of
 from swing_gp.graphs.edges import Gaussian
+from swing_gp.graphs.graph import Graph
 from swing_gp.graphs.implicit import ImplicitGraph
 from swing_gp.graphs.inputs import nodes_of
 from swing_gp.models.selection import RULES, Selection, select
@@ -60,7 +61,7 @@ class Interpolation:
 
     values: Tensor
     rule: str
-    graph: ImplicitGraph
+    graph: Graph
     series: Series
     noise: float | None
     info: Choice | None
@@ -77,7 +78,7 @@ class Interpolation:
 
 
 def interpolate(
-    graph: ImplicitGraph | Tensor,
+    graph: Graph | Tensor,
     known_idx: Tensor,
     known_values: Tensor,
     series: Series | None = None,
@@ -98,7 +99,9 @@ def interpolate(
     What is not given is chosen by :func:`~swing_gp.models.selection.select` from the known values alone: everything for
     points, the noise for a graph and a series.
 
-    :param graph: an implicit graph, which needs a ``series``; or points, (N, d), which take none.
+    :param graph: points, (N, d), for which graph and series are chosen; an implicit graph, which needs a ``series``; or a
+        sparse graph (:class:`~swing_gp.SparseGraph`, :func:`~swing_gp.knn_graph`), for which the series is chosen if it is not
+        given.
     :param known_idx: ids of the known nodes, (n,), distinct.
     :param known_values: their values, (n,) or (n, k): normals, colours, scalars.
     :param rule: see above. The GP needs a symmetric positive semi-definite kernel; walks are one with ``sides=2``.
@@ -111,11 +114,11 @@ def interpolate(
         and 1e-10 for sums; not below 1e-6 for float32 points.
     """
     check_choice("rule", rule, RULES)
-    given = isinstance(graph, ImplicitGraph)
-    graph = graph if isinstance(graph, ImplicitGraph) else ImplicitGraph(graph, Gaussian(1.0))
+    given = isinstance(graph, Graph)
+    graph = graph if isinstance(graph, Graph) else ImplicitGraph(graph, Gaussian(1.0))
     known, values = _checked(graph.points, known_idx, known_values)
     graph.shards.refuse("interpolate", "use StreamedGP")
-    if given != (series is not None):
+    if isinstance(graph, ImplicitGraph) and given != (series is not None):
         raise ValueError(
             "series must be given with an ImplicitGraph, whose lengthscale it belongs to; give points to have both chosen."
         )
@@ -128,10 +131,17 @@ def interpolate(
     columns = values.reshape(len(known), -1)
     selection = None
     if series is None or (rule == "gp" and noise is None):
-        choose = partial(select, graph.points, known, columns, criterion=criterion, centered=centered, progress=progress)
-        settings = None if series is None else [(graph.edge, series)]
-        selection = choose(rule=rule, settings=settings, normalization=graph.normalization)
-        graph, series = graph if given else selection.graph, selection.series
+        selection = select(
+            graph if given else graph.points,
+            known,
+            columns,
+            rule=rule,
+            criterion=criterion,
+            centered=centered,
+            settings=None if series is None else [(None, series)],
+            progress=progress,
+        )
+        graph, series = selection.graph, selection.series
         noise = selection.noise if noise is None else noise
     if series.steep:  # which float32 cannot hold
         graph = graph.with_tensors(*(tensor.double() for tensor in graph.tensors()))

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from swing_gp.gp import GraphKernel, families
 from swing_gp.gp.training import minimize
+from swing_gp.graphs.nearest import knn_graph
 from swing_gp.graphs.spacing import neighbor_distance
 from swing_gp.utils.files import whole_file
 from swing_gp.utils.validation import as_parameter, check_choice, check_count
@@ -59,8 +60,12 @@ class GraphGPRegressor(RegressorMixin, BaseEstimator):
     a node can have for ``"log_matern"`` with landmarks, a small one for the other kernels, whatever the data are.
 
     :param kernel: ``"diffusion"``, ``"matern"``, ``"log_matern"``, ``"regularized_laplacian"``, ``"random_walk"`` or
-        ``"inverse_cosine"``. None is ``"log_matern"`` with landmarks and ``"diffusion"`` with other features, which cannot
-        follow a logarithm.
+        ``"inverse_cosine"``. None is ``"log_matern"`` with landmarks, ``"diffusion"`` with other features, which cannot follow
+        a logarithm, and ``"matern"`` on nearest neighbours.
+    :param graph: ``"implicit"`` for Gaussian weights, whose lengthscale is learnt; ``"knn"`` for a
+        :func:`~swing_gp.knn_graph` of ``neighbors`` neighbours, which has none: for many dimensions and uneven densities.
+        ``features``, ``num_features`` and ``ard`` belong to the implicit one.
+    :param neighbors: k of the nearest-neighbour graph.
     :param features: ``"landmarks"`` (the default, 256 of them unless ``num_features`` says otherwise) has closed forms and so a
         training time known beforehand. All others are as of :func:`~swing_gp.graph_kernel`: ``"auto"`` takes the cheapest
         that resolves the graph to ``tol`` (1e-4 by default), which may train by conjugate gradients.
@@ -86,6 +91,8 @@ class GraphGPRegressor(RegressorMixin, BaseEstimator):
         self,
         kernel: str | None = None,
         *,
+        graph: str = "implicit",
+        neighbors: int = 10,
         features: str = "landmarks",
         tol: float | None = None,
         num_features: int | None = None,
@@ -96,7 +103,8 @@ class GraphGPRegressor(RegressorMixin, BaseEstimator):
         seed: int = 0,
         progress: bool = False,
     ) -> None:
-        self.kernel, self.features, self.tol, self.num_features, self.ard = kernel, features, tol, num_features, ard
+        self.kernel, self.graph, self.neighbors = kernel, graph, neighbors
+        self.features, self.tol, self.num_features, self.ard = features, tol, num_features, ard
         self.max_steps, self.learning_rate, self.patience = max_steps, learning_rate, patience
         self.seed, self.progress = seed, progress
 
@@ -107,6 +115,7 @@ class GraphGPRegressor(RegressorMixin, BaseEstimator):
 
     def fit(self, X: Any, y: Any, X_unlabeled: Any = None) -> GraphGPRegressor:
         """Learn from inputs (n, d) and targets (n,) or (n, k); inputs without a target widen the graph."""
+        check_choice("graph", self.graph, ("implicit", "knn"))
         check_choice("kernel", self._kernel_name, tuple(KERNELS))
         check_count("max_steps", self.max_steps, minimum=0)
         check_count("patience", self.patience)
@@ -154,17 +163,21 @@ class GraphGPRegressor(RegressorMixin, BaseEstimator):
 
     def _build(self, nodes: Tensor, targets: Tensor) -> None:
         kind, settings, _ = KERNELS[self._kernel_name]
-        landmarks = self.features == "landmarks"
-        kernel = kind(
-            nodes,
-            **settings,
-            features=self.features,
-            tol=1e-4 if self.tol is None and not landmarks else self.tol,
-            num_features=LANDMARKS if self.num_features is None and landmarks else self.num_features,
-            seed=_plain(self.seed),
-            ard_num_dims=nodes.shape[1] if self.ard else None,
-            normalize=True,
-        )
+        landmarks = self.features == "landmarks" and self.graph == "implicit"
+        options: dict[str, Any] = {"tol": 1e-4 if self.tol is None and not landmarks else self.tol, "normalize": True}
+        if self.graph == "knn":
+            number = min(check_count("neighbors", self.neighbors), len(nodes) - 2)
+            kernel = kind(knn_graph(nodes, number), **settings, **options)
+        else:
+            kernel = kind(
+                nodes,
+                **settings,
+                **options,
+                features=self.features,
+                num_features=LANDMARKS if self.num_features is None and landmarks else self.num_features,
+                seed=_plain(self.seed),
+                ard_num_dims=nodes.shape[1] if self.ard else None,
+            )
         likelihood = gpytorch.likelihoods.GaussianLikelihood(noise_constraint=gpytorch.constraints.GreaterThan(1e-6)).double()
         likelihood.noise = 0.1
         scale = gpytorch.kernels.ScaleKernel(kernel).double()
@@ -180,7 +193,8 @@ class GraphGPRegressor(RegressorMixin, BaseEstimator):
             kernel.initialize(**start)
             return float(self.model_.loss())
 
-        starts = [{"lengthscale": multiple * spacing, **values} for multiple in MULTIPLES for values in series]
+        lengths = [{"lengthscale": multiple * spacing} for multiple in MULTIPLES] if kernel.has_lengthscale else [{}]
+        starts = [{**length, **values} for length in lengths for values in series]
         kernel.initialize(**min(starts, key=loss))
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
@@ -220,6 +234,8 @@ class GraphGPRegressor(RegressorMixin, BaseEstimator):
     @property
     def _kernel_name(self) -> str:
         if self.kernel is None:
+            if self.graph == "knn":
+                return "matern"
             return "log_matern" if self.features == "landmarks" else "diffusion"
         return self.kernel
 

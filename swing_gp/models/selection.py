@@ -13,17 +13,20 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import scipy.sparse.csgraph
 import torch
 from torch import Tensor
 
 from swing_gp.graphs.edges import EdgeFunction, Gaussian
+from swing_gp.graphs.graph import Graph
 from swing_gp.graphs.implicit import ImplicitGraph
 from swing_gp.graphs.spacing import neighbor_distance
 from swing_gp.operators.exact import ExactSpectrum
 from swing_gp.series.base import Series
-from swing_gp.series.families import Diffusion
+from swing_gp.series.families import Diffusion, Matern
 from swing_gp.series.log_matern import LogMatern
 from swing_gp.utils.progress import progress_bar
 from swing_gp.utils.validation import check_choice
@@ -42,7 +45,8 @@ NOISES_IF_LARGE = (1e-2, 3e-2, 1e-1, 3e-1, 1.0)
 # From here on a graph is too large for eigenvalues, and lists want short lengthscales.
 LARGE = 2000
 
-Setting = tuple[EdgeFunction, Series]
+# An edge function, or None for a graph that has its weights already.
+Setting = tuple[EdgeFunction | None, Series]
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,7 @@ class Selection:
     :ivar tried: the number of settings.
     """
 
-    graph: ImplicitGraph
+    graph: Graph
     series: Series
     noise: float | None
     score: float
@@ -77,9 +81,15 @@ def candidates(points: Tensor) -> list[Setting]:
     return found
 
 
+def series_candidates() -> list[Setting]:
+    """Series worth trying on a graph that has its weights: diffusion, and Matern kernels from a few nodes to far."""
+    shapes = itertools.product((1.0, 1.5, 2.0), (1.0, 3.0, 10.0, 30.0))
+    return [(None, Diffusion(time)) for time in (1.0, 3.0, 10.0, 30.0)] + [(None, Matern(*shape)) for shape in shapes]
+
+
 @torch.no_grad()
 def select(
-    points: Tensor,
+    points: Tensor | Graph,
     known: Tensor,
     values: Tensor,
     *,
@@ -93,15 +103,16 @@ def select(
 ) -> Selection:
     """The setting under which left-out known values are predicted best, or are likeliest.
 
-    :param points: the nodes, (N, d).
+    :param points: the nodes, (N, d), or a graph.
     :param known: ids of the known nodes, (n,).
     :param values: their values, (n, k). Nothing else is looked at.
     :param rule: which rule will be used: ``"gp"``, ``"paper"`` or ``"normalized"``.
     :param criterion: ``"rmse"``, or ``"cosine"`` where values are directions; for the GP also ``"likelihood"``, with the
         amplitude that makes it largest.
     :param centered: for the GP, whether the mean of the known values is its mean; no for directions.
-    :param settings: pairs of an edge function and a series; :func:`candidates` by default.
-    :param normalization: as of :class:`~swing_gp.ImplicitGraph`.
+    :param settings: pairs of an edge function and a series; :func:`candidates` by default. For a graph that is to stay as it
+        is, pairs of None and a series; :func:`series_candidates` by default.
+    :param normalization: as of :class:`~swing_gp.ImplicitGraph`, for points.
     :param noises: noise variances to try, over the mean prior variance.
     :param progress: show a progress bar.
 
@@ -114,23 +125,26 @@ def select(
     """
     check_choice("rule", rule, RULES)
     check_choice("criterion", criterion, CRITERIA if rule == "gp" else CRITERIA[:2])
-    tried = list(candidates(points) if settings is None else settings)
+    graph, nodes = (points, points.points) if isinstance(points, Graph) else (None, points)
+    if settings is None:
+        settings = candidates(nodes) if graph is None else series_candidates()
+    tried = list(settings)
     if not tried:
         raise ValueError("settings must hold at least one pair of an edge function and a series.")
     unit = float(values.abs().max()) or 1.0  # in which squares neither overflow nor vanish
     values = values.double() / unit
-    patches = list(_patches(points.double(), known, values))
+    patches = list(_patches(graph, nodes.double(), known, values))
     if noises is None:
-        noises = NOISES if len(points) <= LARGE else NOISES_IF_LARGE
+        noises = NOISES if len(nodes) <= LARGE else NOISES_IF_LARGE
     options: Sequence[float | None] = noises if rule == "gp" else (None,)
     totals = np.zeros((len(tried), len(options)))
-    by_edge: dict[EdgeFunction, list[int]] = {}  # one decomposition serves all series
+    by_edge: dict[EdgeFunction | None, list[int]] = {}  # one decomposition serves all series
     for position, (edge, _) in enumerate(tried):
         by_edge.setdefault(edge, []).append(position)
     offset = values.mean(0) if rule == "gp" and centered else torch.zeros_like(values[0])
     work = [(patch, edge) for patch in patches for edge in by_edge]
-    for (nodes, inside, seen), edge in progress_bar(work, "choose") if progress else work:
-        spectrum = ExactSpectrum.of(ImplicitGraph(nodes, edge, normalization))
+    for (part, inside, seen), edge in progress_bar(work, "choose") if progress else work:
+        spectrum = ExactSpectrum.of(part if isinstance(part, Graph) else ImplicitGraph(part, _edge(edge), normalization))
         for position in by_edge[edge]:
             covariance = spectrum.kernel(tried[position][1], inside)
             totals[position] += len(inside) * np.array(_scores(covariance, seen, offset, rule, criterion, options))
@@ -139,17 +153,21 @@ def select(
     best = float(totals.max())
     position, option = (int(i) for i in np.unravel_index(int(totals.argmax()), totals.shape))
     edge, series = tried[position]
-    graph = ImplicitGraph(points, edge, normalization)
+    graph = ImplicitGraph(nodes, _edge(edge), normalization) if graph is None else graph
     score = {"rmse": best * unit, "likelihood": best - math.log(unit)}.get(criterion, best)
     return Selection(graph, series, options[option], score, criterion, totals.size)
 
 
-def _patches(points: Tensor, known: Tensor, values: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Points, and which of them are known with which values: all, or a few neighbourhoods."""
+def _patches(
+    graph: Graph | None, points: Tensor, known: Tensor, values: Tensor
+) -> Iterator[tuple[Tensor | Graph, Tensor, Tensor]]:
+    """Points or graphs, and which of their nodes are known with which values: all, or a few neighbourhoods."""
     place = torch.full((len(points),), -1, dtype=torch.long)
     place[known] = torch.arange(len(known))
     everything = torch.arange(len(points))
-    boxes = [everything] if len(points) <= WHOLE else list(_boxes(points, everything))
+    boxes = [everything]
+    if len(points) > WHOLE:
+        boxes = list(_boxes(points, everything) if points.shape[1] else _balls(graph, known))
     order = torch.randperm(len(boxes), generator=torch.Generator().manual_seed(0)).tolist()
     # Two known nodes at least: one is left out, the other predicts it.
     useful = [boxes[i] for i in order if int((place[boxes[i]] >= 0).sum()) > 1][:PATCHES]
@@ -159,7 +177,23 @@ def _patches(points: Tensor, known: Tensor, values: Tensor) -> Iterator[tuple[Te
         )
     for nodes in useful:
         inside = place[nodes] >= 0
-        yield points[nodes], inside.nonzero().squeeze(-1), values[place[nodes][inside]]
+        part = points[nodes] if graph is None else graph if len(nodes) == len(points) else graph.subgraph(nodes)
+        yield part, inside.nonzero().squeeze(-1), values[place[nodes][inside]]
+
+
+def _edge(edge: EdgeFunction | None) -> EdgeFunction:
+    if edge is None:
+        raise ValueError("settings for points must name an edge function; give a graph to keep its weights.")
+    return edge
+
+
+def _balls(graph: Any, known: Tensor) -> Iterator[Tensor]:
+    """The nodes that are the fewest steps from a few known ones: what a box is on a graph without coordinates."""
+    matrix = graph.to_scipy()
+    starts = known[torch.randperm(len(known), generator=torch.Generator().manual_seed(0))[:PATCHES]]
+    for start in starts.tolist():
+        order = scipy.sparse.csgraph.breadth_first_order(matrix, start, directed=False, return_predecessors=False)
+        yield torch.from_numpy(np.sort(order[:PATCH]).astype(np.int64))
 
 
 def _boxes(points: Tensor, nodes: Tensor) -> Iterator[Tensor]:

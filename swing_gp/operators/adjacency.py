@@ -18,17 +18,24 @@ class AdjacencyLinearOperator(GraphOperator, MatrixFreeLinearOperator):
 
     :param log_degree: logarithms of the degrees of the nodes, (N,).
     :param residual: what is added to the diagonal of the features' W, (N,); zeros where there is nothing.
-    :param tensors: the tensors of the graph, as of :meth:`ImplicitGraph.tensors`.
+    :param log_density: :math:`a \log d` of the nodes, (N,).
+    :param tensors: the tensors of the graph.
     """
 
     def __init__(
-        self, log_degree: Tensor, residual: Tensor, *tensors: Tensor, features: FeatureMap, transposed: bool = False
+        self,
+        log_degree: Tensor,
+        residual: Tensor,
+        log_density: Tensor,
+        *tensors: Tensor,
+        features: FeatureMap,
+        transposed: bool = False,
     ) -> None:
-        super().__init__(log_degree, residual, *tensors, features=features, transposed=transposed)
+        super().__init__(log_degree, residual, log_density, *tensors, features=features, transposed=transposed)
         if any(new is not old for new, old in zip(tensors, features.graph.tensors(), strict=True)):
             features = features.bind(features.graph.with_tensors(*tensors))
         self.features, self.graph, self.series = features, features.graph, None
-        self.log_degree, self.residual, self.transposed = log_degree, residual, transposed
+        self.log_degree, self.residual, self.log_density, self.transposed = log_degree, residual, log_density, transposed
 
     def _size(self) -> torch.Size:
         return torch.Size((self.graph.num_nodes, self.graph.num_nodes))
@@ -37,8 +44,8 @@ class AdjacencyLinearOperator(GraphOperator, MatrixFreeLinearOperator):
         return self.__class__(*self._args, features=self.features, transposed=not self.transposed)
 
     def _apply(self, rhs: Tensor) -> Tensor:
-        features, scales = self.features, [scale.unsqueeze(-1) for scale in self.graph.degree_scales(self.log_degree)]
-        left, right = reversed(scales) if self.transposed else scales
+        features, scales = self.features, self.graph.degree_scales(self.log_degree, self.log_density)
+        left, right = (scale.unsqueeze(-1) for scale in (scales[::-1] if self.transposed else scales))
         scaled = right * rhs
         if self.transposed:
             product = features.project_adjoint(features.evaluate_adjoint(None, scaled))
@@ -62,10 +69,10 @@ def adjacency(features: FeatureMap) -> AdjacencyLinearOperator:
         "The adjacency matrix, of which other kernels are polynomials,", "use normalization='symmetric' or None"
     )
     log_degree, residual = features.log_degree(), features.node_residual()
-    residual = torch.zeros_like(graph.points[:, 0]) if residual is None else residual
+    residual = torch.zeros_like(log_degree) if residual is None else residual
     if graph.normalization and not bool(torch.isfinite((-log_degree.detach()).exp()).all()):
         raise ValueError(
             f"{type(features).__name__} do not see some node: its degree is exp({float(log_degree.detach().min()):.3g}), which "
             "cannot be divided by. Use more features (num_features), a larger lengthscale, or features='landmarks'."
         )
-    return AdjacencyLinearOperator(log_degree, residual, *graph.tensors(), features=features)
+    return AdjacencyLinearOperator(log_degree, residual, features.log_density(), *graph.tensors(), features=features)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from swing_gp.features.base import FeatureMap
 from swing_gp.features.pairwise import ONE_BLOCK
-from swing_gp.graphs.implicit import ImplicitGraph
+from swing_gp.graphs.graph import Graph
 from swing_gp.operators.exact import exact_kernel_product
 from swing_gp.operators.matrix_free import to_scipy
 from swing_gp.series.base import Series
@@ -40,7 +40,7 @@ class ErrorEstimate:
 class GraphOperator:
     """An operator that knows the graph, the features and the series it came from."""
 
-    graph: ImplicitGraph
+    graph: Graph
     features: FeatureMap
     series: Series | None
 
@@ -56,8 +56,8 @@ class GraphOperator:
         """Compare with the exact graph on ``num_rows`` random rows and, up to a few thousand nodes (2,000 for a steep series,
         which goes through eigenvalues), on K v.
 
-        The rows are those of P = D^-1 W (of W for raw graphs): exact at O(N) each, where a row of the symmetric matrix
-        would need the exact degree of every node.
+        The rows are those of P = D^-1 W (of W for raw graphs, and with a density): exact at O(N) each, where a row of the
+        symmetric matrix would need the exact degree of every node.
         """
         self.graph.shards.refuse("estimate_error", "estimate it on a part of the points that one process holds")
         generator = as_generator(seed)
@@ -65,11 +65,12 @@ class GraphOperator:
         nodes = torch.randperm(self.graph.num_nodes, generator=generator, device=generator.device)[:size]
         nodes = nodes.to(self.graph.points.device)
         exact, ours = self.graph.weight_rows(nodes), feature_weight_rows(self.features, nodes)
-        if self.graph.normalization is not None:
-            exact = exact / exact.sum(-1, keepdim=True)
-            ours = ours * (-self.features.log_degree(self.graph.points[nodes])).exp().unsqueeze(-1)
+        walk = self.graph.normalization is not None and not self.graph.density
+        if walk:
+            exact = exact / exact.sum(-1, keepdim=True).clamp_min(torch.finfo(exact.dtype).tiny)
+            ours = ours * (-self.features.log_degree()[nodes]).exp().unsqueeze(-1)
         adjacency = float((ours - exact).norm() / exact.norm())
-        name = "P = D^-1 W" if self.graph.normalization else "W"
+        name = "P = D^-1 W" if walk else "W"
         compared = f"{size} random rows of {name} as the features see it with exact rows"
         if self.series is None:
             return ErrorEstimate(adjacency, None, None, compared + ".")
@@ -92,6 +93,8 @@ class GraphOperator:
 
 def feature_weight_rows(features: FeatureMap, nodes: Tensor) -> Tensor:  # (n,) -> (n, N)
     """Rows of W as a feature map sees it."""
+    if features.known_error == 0.0:
+        return features.graph.weight_rows(nodes)
     unit = torch.eye(len(nodes), dtype=features.graph.points.dtype, device=nodes.device)
     rows = features.project_adjoint(features.evaluate_adjoint(features.graph.points[nodes], unit)).mT
     residual = features.node_residual()

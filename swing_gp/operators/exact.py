@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from swing_gp.features.pairwise import ONE_BLOCK, PairwiseFeatures
-from swing_gp.graphs.implicit import ImplicitGraph
+from swing_gp.features.auto import exact_features
+from swing_gp.features.pairwise import ONE_BLOCK
+from swing_gp.graphs.graph import Graph
 from swing_gp.linalg.polynomial import clenshaw, spectral_radius
 from swing_gp.series.base import Series
 
@@ -24,7 +25,7 @@ class ExactSpectrum:
     scale: Tensor  # (N,): the matrix is scale^-1 V diag(values) V^T scale
 
     @classmethod
-    def of(cls, graph: ImplicitGraph) -> ExactSpectrum:
+    def of(cls, graph: Graph) -> ExactSpectrum:
         matrix, root = symmetric_matrix(graph)
         scale = root if graph.normalization == "random_walk" else torch.ones_like(root)
         values, vectors = torch.linalg.eigh(matrix)
@@ -36,15 +37,24 @@ class ExactSpectrum:
         return (vectors * series(self.values)) @ vectors.mT * scale / scale.unsqueeze(-1)
 
 
-def symmetric_matrix(graph: ImplicitGraph) -> tuple[Tensor, Tensor]:  # (N, N), (N,)
-    r"""W or :math:`D^{-1/2} W D^{-1/2}` as a dense matrix in float64, and the roots of the degrees (ones for W)."""
-    points = graph.points.double()
-    weights = graph.edge.weights(points, points)
-    root = weights.sum(-1).sqrt() if graph.normalization else torch.ones_like(points[:, 0])
+def symmetric_matrix(graph: Graph) -> tuple[Tensor, Tensor]:  # (N, N), (N,)
+    r"""W or :math:`D^{-1/2} W D^{-1/2}`, after density, as a dense matrix in float64, and the roots of the degrees (ones for
+    W)."""
+    weights = graph.weight_matrix().double()
+    one = torch.ones_like(weights[0])
+    if graph.normalization is None:
+        return weights, one
+    degree = weights.sum(-1)
+    degree = torch.where(degree > 0, degree, one)  # a node without edges has a row of zeros
+    if graph.density:
+        loads = degree.pow(-graph.density)
+        weights = loads.unsqueeze(-1) * weights * loads
+        degree = weights.sum(-1)
+    root = degree.sqrt()
     return weights / (root.unsqueeze(-1) * root), root
 
 
-def exact_kernel_product(graph: ImplicitGraph, series: Series, rhs: Tensor) -> Tensor:  # (N, k) -> (N, k)
+def exact_kernel_product(graph: Graph, series: Series, rhs: Tensor) -> Tensor:  # (N, k) -> (N, k)
     """K v with exact weights, to machine precision: O(N^2) time a term, O(N) memory. A steep series, which has no polynomial,
     takes all eigenvalues of up to 2,000 nodes."""
     if series.steep:
@@ -53,9 +63,9 @@ def exact_kernel_product(graph: ImplicitGraph, series: Series, rhs: Tensor) -> T
                 f"{series!r} takes all eigenvalues: up to {ONE_BLOCK} nodes, got {graph.num_nodes}; use a larger floor."
             )
         return (ExactSpectrum.of(graph).kernel(series) @ rhs.double()).to(rhs)
-    features = PairwiseFeatures(graph)
+    features = exact_features(graph)
     log_degree = features.log_degree()
-    left, right = (scale.unsqueeze(-1) for scale in graph.degree_scales(log_degree))
+    left, right = (scale.unsqueeze(-1) for scale in graph.degree_scales(log_degree, features.log_density()))
 
     def action(v: Tensor) -> Tensor:
         return left * features.evaluate(None, right * v)

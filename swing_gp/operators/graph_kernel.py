@@ -7,6 +7,7 @@ from linear_operator.operators import LinearOperator
 
 from swing_gp.features import FeatureMap
 from swing_gp.features.auto import choose_features
+from swing_gp.graphs.graph import Graph
 from swing_gp.graphs.implicit import ImplicitGraph
 from swing_gp.operators.collapsed import collapsed_kernel
 from swing_gp.operators.swing import swing_kernel
@@ -16,7 +17,7 @@ from swing_gp.utils.validation import as_generator, check_count, check_interval
 
 
 def graph_kernel(
-    graph: ImplicitGraph,
+    graph: Graph,
     series: Series,
     *,
     features: str | FeatureMap = "auto",
@@ -25,15 +26,16 @@ def graph_kernel(
     num_features: int | None = None,
     seed: int | torch.Generator = 0,
 ) -> LinearOperator:
-    r"""The kernel :math:`K = \sum_k \alpha_k A^k` of an implicit graph, as a linear operator without its N x N matrix.
+    r"""The kernel :math:`K = \sum_k \alpha_k A^k` of a graph, as a linear operator without its N x N matrix.
 
-    :param graph: the graph; its ``normalization`` says which matrix A is.
+    :param graph: an :class:`~swing_gp.ImplicitGraph`, :class:`~swing_gp.SparseGraph` or :func:`~swing_gp.knn_graph`; its
+        ``normalization`` says which matrix A is.
     :param series: the kernel, for instance ``Diffusion(2.0)``.
     :param features: how the edge function is linearised. ``"auto"`` takes the cheapest of ``"neighbors"`` (a sparse list of
         the weights above a cut-off, where each node has few), ``"grid"`` (a Fourier grid, up to three dimensions) and
         ``"landmarks"`` that meets ``tol``, and says so in ``operator.info``; for walks it takes ``"positive"``, the paper's
         features. ``"fourier"`` are random frequencies, ``"pairwise"`` is exact at O(N^2) time a product. Or a feature map
-        of this graph.
+        of this graph. A sparse graph has one map, its matrix, which is exact: ``"auto"``.
     :param walks: None for the collapsed kernel, the exact expectation over all walks; a :class:`Walks` for the estimator of
         the paper.
     :param tol: relative error to aim for; 1e-6 for float64 points and 1e-4 for float32 ones where a route needs one.
@@ -47,13 +49,22 @@ def graph_kernel(
     >>> K.shape, (K @ torch.ones(1000)).shape
     (torch.Size([1000, 1000]), torch.Size([1000]))
     """
-    if not isinstance(graph, ImplicitGraph):
-        raise TypeError(f"graph must be an ImplicitGraph, got {type(graph).__name__}; wrap your points in one.")
+    if not isinstance(graph, Graph):
+        raise TypeError(
+            f"graph must be an ImplicitGraph, a SparseGraph or a knn_graph, got {type(graph).__name__}; wrap your points or "
+            "your matrix in one."
+        )
     if not isinstance(series, Series):
         raise TypeError(f"series must be a Series such as Diffusion(1.0), got {series!r}.")
     check_request(walks, tol, num_features)
-    if walks is not None and walks.sides == 2:
-        graph.check_symmetric("Walks(sides=2)")
+    if walks is not None:
+        if not isinstance(graph, ImplicitGraph) or graph.density:
+            raise ValueError(
+                "walks move in space by the edge function of an ImplicitGraph without density; use walks=None, which is exact, "
+                "or grf_kernel for walks on a sparse graph."
+            )
+        if walks.sides == 2:
+            graph.check_symmetric("Walks(sides=2)")
     generator = as_generator(seed)
     chosen, info = choose_features(
         graph, series, features, walked=walks is not None, tol=tol, num_features=num_features, generator=generator

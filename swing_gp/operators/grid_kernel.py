@@ -29,7 +29,7 @@ from swing_gp.features.pairwise import PairwiseFeatures
 from swing_gp.linalg.gram import white_noise
 from swing_gp.linalg.polynomial import clenshaw
 from swing_gp.operators.estimated_diagonal import estimated_diagonal
-from swing_gp.operators.kernel_block import MatrixFreeKernel
+from swing_gp.operators.kernel_block import MatrixFreeKernel, Places
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 from swing_gp.operators.preconditioning import LandmarkApproximation
 from swing_gp.operators.regimes import EXACT_DIAGONAL
@@ -93,12 +93,15 @@ class GridKernelLinearOperator(MatrixFreeKernel):
         modes = clenshaw(self._step, self.coefficients, self.interval, columns.to_modes(rhs))
         return rows.to_points(self.features.fold * self.weights * modes)
 
-    def between(self, x: Tensor, y: Tensor, slope: Tensor, second: Tensor) -> Callable[[Tensor], Tensor]:
+    def between(self, rows: Places, columns: Places, leading: Tensor, second: Tensor) -> Callable[[Tensor], Tensor]:
         """Products through the modes, and with the weights between points that no node reaches."""
-        rows, columns = self.features.prepare(x), self.features.prepare(y)
+        x, y = rows.points, columns.points
+        ours, theirs = self.features.prepare(x), self.features.prepare(y)
+        left, right = rows.scale.unsqueeze(-1), columns.scale.unsqueeze(-1)
 
         def product(block: Tensor) -> Tensor:
-            return self._through_modes(rows, columns, block) + self._beyond(x, y, block, slope)
+            block = right * block
+            return left * (self._through_modes(ours, theirs, block) + self._beyond(x, y, block, leading[1]))
 
         return lambda rhs: torch.cat([product(block) for block in rhs.split(BLOCK, dim=-1)], dim=-1)
 
@@ -121,7 +124,7 @@ class GridKernelLinearOperator(MatrixFreeKernel):
     @property
     def can_sample_anywhere(self) -> bool:  # type: ignore[override]
         """Not where the modes have weights of both signs, which have no root."""
-        return self.graph.edge.positive_definite
+        return self.graph.positive_definite
 
     def draw(self, x: Tensor, number: int, generator: torch.Generator | None = None) -> Tensor:  # (n, d) -> (n, number)
         r"""Samples of a Gaussian process with the covariance of :meth:`between`, at any points.
@@ -265,7 +268,7 @@ def grid_kernel(features: FourierGrid, series: Series) -> GridKernelLinearOperat
     slack = 10 * features.tol * high
     interval = (low - slack if low < 0 else low, high + slack)
     series.check_spectrum(interval, psd=False, dtype=dtype)
-    scales = torch.stack(graph.degree_scales(log_degree))
+    scales = torch.stack(graph.degree_scales(log_degree, features.log_density()))
     # The symbol is the sum of 1/d over the points, limited to differences of kept modes, on a uniform grid.
     grid = torch.Size(scipy.fft.next_fast_len(4 * m + 1, real=True) for m in features.half_widths)
     modes = features.transform(graph.points, stretch=2).to_modes(scales.prod(0).unsqueeze(-1))

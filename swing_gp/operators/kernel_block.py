@@ -9,6 +9,7 @@ through the two verbs,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -26,6 +27,20 @@ from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 from swing_gp.operators.matrix_free import COLUMNS, MatrixFreeLinearOperator, Submatrix
 from swing_gp.operators.regimes import EXACT_DIAGONAL
 from swing_gp.series.base import Series
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where rows or columns of a block are, on or off the graph.
+
+    :ivar points: (n, d).
+    :ivar scale: s, (n,).
+    :ivar nodes: node ids, (n,), and -1 off the graph.
+    """
+
+    points: Tensor
+    scale: Tensor
+    nodes: Tensor
 
 
 class MatrixFreeKernel(GraphOperator, MatrixFreeLinearOperator):
@@ -68,7 +83,7 @@ class MatrixFreeKernel(GraphOperator, MatrixFreeLinearOperator):
     def _degree_scale(self, inputs: Inputs) -> Tensor:  # (n,)
         """s at the inputs."""
         if self.graph.normalization is None:
-            return torch.ones_like(inputs.points[:, 0])
+            return torch.ones(len(inputs), dtype=self.dtype, device=self.device)
         features = self.features
         log_degree = features.log_degree()[inputs.nodes] if inputs.on_graph else features.extended_log_degree(inputs.points)
         return (-0.5 * log_degree).exp()
@@ -77,10 +92,10 @@ class MatrixFreeKernel(GraphOperator, MatrixFreeLinearOperator):
         """What :meth:`between` needs of the series, as a tensor of its own so that gradients reach it."""
         return self.series.coefficients(1)[:0].to(self.dtype)
 
-    def between(self, x: Tensor, y: Tensor, slope: Tensor, second: Tensor) -> Callable[[Tensor], Tensor]:
-        """Products with the kernel beyond its identity part between any points, before it is normalised.
+    def between(self, rows: Places, columns: Places, leading: Tensor, second: Tensor) -> Callable[[Tensor], Tensor]:
+        """Products with the kernel beyond its identity part between any points.
 
-        :param slope: :math:`\\alpha_1`.
+        :param leading: :math:`\\alpha_0, \\alpha_1`.
         :param second: :meth:`second_coefficients`.
         """
         raise ValueError(f"{type(self).__name__} has no extension off the graph: inputs must be nodes.")
@@ -121,14 +136,14 @@ class KernelBlock(MatrixFreeLinearOperator):
         if self.between_nodes:
             product = Submatrix(self.base, nodes=(rows.nodes, columns.nodes))._apply(rhs)
         else:
-            product = self.left.unsqueeze(-1) * self._between(self.right.unsqueeze(-1) * rhs)
-            product = product + self.leading[0] * sum_of_equals(*self._groups, rhs)
+            product = self._between(rhs) + self.leading[0] * sum_of_equals(*self._groups, rhs)
         return self.outputscale * product
 
     @cached_property
     def _between(self) -> Callable[[Tensor], Tensor]:
         """Products between the points themselves; neighbours and transforms are found once for all of them."""
-        return self.base.between(self.x, self.y, self.leading[1], self.second)
+        rows, columns = Places(self.x, self.left, self.inputs[0].nodes), Places(self.y, self.right, self.inputs[1].nodes)
+        return self.base.between(rows, columns, self.leading, self.second)
 
     @cached_property
     def _groups(self) -> tuple[Tensor, Tensor]:

@@ -13,9 +13,10 @@ from linear_operator.utils.memoize import cached
 from torch import Tensor
 
 from swing_gp.features.base import DenseFeatures, FeatureMap, NodeFeatures
+from swing_gp.graphs.sparse import SparseGraph
 from swing_gp.linalg.polynomial import clenshaw, spectral_radius
 from swing_gp.operators.adjacency import AdjacencyLinearOperator, adjacency
-from swing_gp.operators.kernel_block import MatrixFreeKernel
+from swing_gp.operators.kernel_block import MatrixFreeKernel, Places
 from swing_gp.series.base import Series
 
 # Relative error of the square root that samples are drawn with.
@@ -53,21 +54,61 @@ class SeriesLinearOperator(MatrixFreeKernel):
     can_sample_anywhere = False  # off the graph
 
     def second_coefficients(self) -> Tensor:
-        r"""Chebyshev coefficients of :math:`h_2 = (h - \alpha_1)/\lambda`, for :meth:`between`."""
-        tol = 10 * torch.finfo(self.dtype).eps
-        return self.series.chebyshev(self.interval, tol, self.series.second_remainder).to(self.coefficients)
+        r"""Chebyshev coefficients for :meth:`between`: of :math:`h_2 = (h - \alpha_1)/\lambda`, or of h and :math:`h^2/g`."""
+        series, tol = self.series, 10 * torch.finfo(self.dtype).eps
+        if self.features.weighs_any_pair:
+            return series.chebyshev(self.interval, tol, series.second_remainder).to(self.coefficients)
+        functions = series.remainder, lambda x: series.remainder(x).square() / series(x)
+        pair = [series.chebyshev(self.interval, tol, function).to(self.coefficients) for function in functions]
+        return torch.nn.utils.rnn.pad_sequence(pair)  # (degree + 1, 2)
 
-    def between(self, x: Tensor, y: Tensor, slope: Tensor, second: Tensor) -> Callable[[Tensor], Tensor]:
-        r"""Products with :math:`\alpha_1 w(x, y) + w(x, p) h_2(\tilde W) w(p, y)`."""
+    def between(self, rows: Places, columns: Places, leading: Tensor, second: Tensor) -> Callable[[Tensor], Tensor]:
+        r"""Products with :math:`s\,(\alpha_1 w(x, y) + w(x, p) h_2(\tilde W) w(p, y))\, s`."""
         matrix, features = self.adjacency, self.features
         assert isinstance(features, NodeFeatures)
         root = (-0.5 * matrix.log_degree).exp().unsqueeze(-1) if self.graph.normalization else 1.0
-        rows, columns, direct = features.prepare(x), features.prepare(y), features.weights_between(x, y)
+        if not features.weighs_any_pair:
+            return self._through_nodes(rows, columns, root, leading, second)
+        left, right = rows.scale.unsqueeze(-1), columns.scale.unsqueeze(-1)
+        ours, theirs = features.prepare(rows.points), features.prepare(columns.points)
+        direct = features.weights_between(rows.points, columns.points)
 
         def product(rhs: Tensor) -> Tensor:
-            inner = root * features.evaluate_adjoint(columns, rhs)
+            rhs = right * rhs
+            inner = root * features.evaluate_adjoint(theirs, rhs)
             inner = root * clenshaw(matrix._apply, second, self.interval, inner)
-            return slope * direct(rhs) + features.evaluate(rows, inner)
+            return left * (leading[1] * direct(rhs) + features.evaluate(ours, inner))
+
+        return product
+
+    def _through_nodes(
+        self, rows: Places, columns: Places, root: Tensor | float, leading: Tensor, second: Tensor
+    ) -> Callable[[Tensor], Tensor]:
+        r"""Where no weight is known between two points off the graph: their values are independent given those of the nodes.
+
+        With b(x) the normalised weights of x to the nodes, :math:`E[f(x) \mid f] = b^\top (h/g)(A) f`, so that
+
+        .. math:: k(x, p_j) = [h(A)\, b(x)]_j, \qquad k(x, y) = b(x)^\top (h^2 / g)(A)\, b(y) + \alpha_0 [x = y] ,
+
+        which is positive semi-definite, nodes included, wherever g is positive.
+        """
+        matrix, features, size = self.adjacency, self.features, self.graph.num_nodes
+        remainder, through = second.unbind(-1)
+        (ours, on_rows, off_rows), (theirs, on_columns, off_columns) = (
+            (features.prepare(at.points[at.nodes < 0]), at.nodes >= 0, at.scale[at.nodes < 0].unsqueeze(-1))
+            for at in (rows, columns)
+        )
+
+        def product(rhs: Tensor) -> Tensor:
+            nodes = rhs.new_zeros(size, rhs.shape[-1]).index_add(0, columns.nodes[on_columns], rhs[on_columns])
+            others = root * features.evaluate_adjoint(theirs, off_columns * rhs[~on_columns])
+            at_nodes = self._apply(nodes) - leading[0] * nodes + clenshaw(matrix._apply, remainder, self.interval, others)
+            both = torch.cat([nodes, others], -1), torch.stack([remainder, through], -1).repeat_interleave(rhs.shape[-1], -1)
+            inner, outer = clenshaw(matrix._apply, both[1], self.interval, both[0]).chunk(2, -1)
+            off = off_rows * features.evaluate(ours, root * (inner + outer))
+            result = rhs.new_zeros(len(rows.nodes), rhs.shape[-1])
+            result = result.index_put((on_rows,), at_nodes[rows.nodes[on_rows]])
+            return result.index_put((~on_rows,), off)
 
         return product
 
@@ -90,10 +131,10 @@ def polynomial_kernel(features: FeatureMap, series: Series, tol: float | None = 
     # The little that features may put below the interval belongs to it: polynomials of sharp series grow fast there.
     low, high = interval
     interval = min(low, max(low - features.deficit * high, -high, series.least)), high
-    tol = 100 * torch.finfo(graph.points.dtype).eps if tol is None else tol
+    tol = 100 * torch.finfo(matrix.dtype).eps if tol is None else tol
     # Of the kernel beyond its identity part, which may be next to nothing beside it.
     share = series.share_beyond_identity(interval)
-    coefficients = series.chebyshev(interval, max(0.1 * tol * share, 1e-15)).to(graph.points)
+    coefficients = series.chebyshev(interval, max(0.1 * tol * share, 1e-15)).to(matrix.log_degree)
     return SeriesLinearOperator(matrix, coefficients, interval=interval, series=series)
 
 
@@ -105,7 +146,7 @@ def _spectral_interval(matrix: AdjacencyLinearOperator) -> tuple[float, float]:
         # Approximate features may leave [0, 1] a little, where a Chebyshev polynomial grows fast.
         loops = matrix.residual * (-matrix.log_degree).exp()
         eigenvalues = torch.linalg.eigvalsh(matrix.features.normalized_gram(matrix.log_degree))
-        root = (0.5 * matrix.log_degree).exp().unsqueeze(-1)
+        root = (0.5 * matrix.log_degree - matrix.log_density).exp().unsqueeze(-1)
         bound = float(eigenvalues.max() + loops.max())
         largest = spectral_radius(lambda v: root * matrix._apply(v / root), root, bound)  # P is similar to a symmetric matrix
         return min(low, float(eigenvalues.min())), max(high, largest)
@@ -113,4 +154,13 @@ def _spectral_interval(matrix: AdjacencyLinearOperator) -> tuple[float, float]:
         largest = math.exp(float(matrix.log_degree.max()))  # the largest degree bounds every eigenvalue of W
         high = spectral_radius(matrix._apply, matrix.log_degree.unsqueeze(-1), largest)
         low = -high if low < 0 else 0.0
+    elif isinstance(matrix.graph, SparseGraph):
+        # Discs of Gershgorin: P has rows of sum one, and self-loops keep it away from -1, where some series vanish.
+        pattern, weights = matrix.graph.pattern, matrix.graph.weights
+        rows = pattern.rows()
+        at = (rows == pattern.col).nonzero().squeeze(-1)
+        loops = weights.new_zeros(matrix.graph.num_nodes)
+        loops[rows[at].long()] = weights[at]
+        low += 2 * float((loops * (-matrix.log_degree).exp()).min()) - 1e-9
+        low = max(low, -1.0)
     return low, high

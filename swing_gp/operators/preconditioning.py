@@ -10,7 +10,6 @@ from torch import Tensor
 
 from swing_gp.features.auto import sample_pairs
 from swing_gp.features.landmarks import LandmarkFeatures
-from swing_gp.graphs.implicit import ImplicitGraph
 from swing_gp.linalg.gram import white_noise
 from swing_gp.operators.low_rank_kernel import FeatureKernelLinearOperator, low_rank_kernel
 from swing_gp.series.base import Series
@@ -25,7 +24,7 @@ class LandmarkApproximation:
     :param before: that of the same graph at hyper-parameters nearby.
     """
 
-    def __init__(self, graph: ImplicitGraph, series: Series, before: LandmarkApproximation | None = None) -> None:
+    def __init__(self, graph: Any, series: Series, before: LandmarkApproximation | None = None) -> None:
         self.graph, self.series = graph, series
         # At hyper-parameters nearby the landmarks, and what was learnt of their distance, stay as they are.
         self._landmarks = None if before is None else before.landmarks
@@ -58,7 +57,7 @@ class LandmarkApproximation:
     @property
     def exists(self) -> bool:
         """Whether there is a landmark kernel in closed form: not of a ball, nor of a matrix that is not symmetric."""
-        return self.graph.edge.positive_definite and self.graph.normalization != "random_walk"
+        return self.graph.positive_definite and self.graph.normalization != "random_walk"
 
     @cached_property
     def hopeless(self) -> bool:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from gpytorch.kernels import ScaleKernel
@@ -168,12 +168,12 @@ class StreamedGP(torch.nn.Module):
 
     def streamed_kernel(self) -> tuple[StreamedKernel, Tensor]:
         """The kernel at the current hyper-parameters, and the factor s in front of it."""
-        graph = self.graph_kernel.graph()
-        if self._features is None or not self._features.valid_for(graph.edge):
+        graph: Any = self.graph_kernel.graph()
+        if self._features is None or not self._features.valid_for(graph):
             lengthscale = graph.edge.lengthscale.detach() if self._restored is None else self._restored
             self._features = self._choose(graph.with_tensors(self.points.detach(), lengthscale))
             self._restored = None
-            if not self._features.valid_for(graph.edge):  # restored, and trained on since
+            if not self._features.valid_for(graph):  # restored, and trained on since
                 return self.streamed_kernel()
         streamed = StreamedKernel(self._features.bind(graph), self.graph_kernel.series())
         scale = self.kernel.outputscale if isinstance(self.kernel, ScaleKernel) else self.points.new_ones(())

@@ -66,7 +66,7 @@ class LogMatern(Series):
         if low < -1e-6 or high >= most:
             raise ValueError(
                 f"{self!r} is defined for eigenvalues from 0 up to {most:.3g}, this graph has [{low:.3g}, {high:.3g}]. "
-                "Use normalization='symmetric' and a positive-definite edge function such as Gaussian."
+                "Use normalization='symmetric' and a positive-definite edge function such as Gaussian; on sparse graphs Matern."
             )
         self.check_overflow(interval, dtype)
 

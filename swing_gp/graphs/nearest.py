@@ -1,0 +1,228 @@
+r"""Graphs of nearest neighbours: each node is linked to the k nearest, with weights that fit the local spacing.
+
+With :math:`r_m(x)` the distance of x to its m-th nearest node, not counting the nearest of all, which for a node is itself,
+
+.. math:: w(x, y) = \exp\Bigl(-\frac{|x - y|^2}{2\, s(x) s(y)}\Bigr)
+          \bigl(1 - (1 - \tau_x)(1 - \tau_y)\bigr), \qquad s = r_k, \qquad
+          \tau_x = \mathrm{smoothstep}\,\frac{r_{k+1}(x)^2 - |x - y|^2}{r_{k+1}(x)^2 - r_{\lceil k/2 \rceil}(x)^2} .
+
+The exponential is self-tuning (Zelnik-Manor & Perona, 2004). :math:`\tau_x` is one up to the median neighbour of x and falls to
+zero at its (k+1)-th, so that nobody jumps in or out of the neighbourhood as x moves, and two points are linked if either has
+the other among its neighbours. The same formula holds for every x in space: a point that moves to a node gets the weights of
+that node, the self-loop :math:`w(x, x) = 1` included.
+
+>>> points = torch.rand(100, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+>>> graph = knn_graph(points, k=5)
+>>> graph.num_nodes, graph.k
+(100, 5)
+>>> pattern, weights = graph.extension(points[:1] + 1e-9)   # next to a node
+>>> bool((weights.sum() - graph.weight_rows(torch.tensor([0])).sum()).abs() < 1e-6)
+True
+"""
+
+from __future__ import annotations
+
+import copy
+from functools import cached_property
+
+import numpy as np
+import scipy.sparse
+import scipy.spatial
+import sklearn.neighbors
+import torch
+from torch import Tensor
+
+from swing_gp.graphs.sparse import SparseGraph
+from swing_gp.linalg.chunks import chunk_entries
+from swing_gp.linalg.sparse import SparsePattern
+from swing_gp.utils.validation import as_number, check_count
+
+# Dimension above which all distances are computed: trees visit most of the points there.
+TREE_DIM = 15
+# Distances whose squares differ by less than this share are one distance that was rounded.
+ROUNDING = {torch.float64: 1e-8, torch.float32: 3e-4}
+# What such roundings may leave of the weights of all neighbours together.
+FAINT = 0.1
+
+
+class KNNGraph(SparseGraph):
+    """The graph of the k nearest neighbours. Made by :func:`knn_graph`.
+
+    :ivar k: the number of neighbours.
+    :ivar scales: squares of :math:`s`, :math:`r_{\\lceil k/2 \\rceil}` and :math:`r_{k+1}` of the nodes, (3, N).
+    """
+
+    extends = True
+
+    def __init__(self, points: Tensor, k: int, bandwidth: str | float, density: float, normalization: str | None) -> None:
+        self._set_normalization(normalization, density)
+        self.points, self.k, self.bandwidth = points, k, bandwidth
+        nearest = self._index.nearest(points, k + 2)
+        self.scales = self._scales(points, nearest)
+        links = _csr(nearest[:, :-1], len(points))
+        union = scipy.sparse.csr_array(links + links.T)  # either way
+        union.sort_indices()
+        self.pattern = SparsePattern.from_scipy(union)
+        self.weights = self._weights(points, self.scales, self.pattern)
+        others = self.pattern.matmul(self.weights.detach(), torch.ones_like(points[:, :1].detach())).squeeze(-1) - 1
+        _, start, end = self.scales.detach()
+        alone = (others < FAINT) & (end - start < ROUNDING[points.dtype] * end)  # others may be far from everything
+        if bool(alone.any()):
+            raise ValueError(
+                f"k={k} leaves {int(alone.sum())} nodes without a neighbour: those at their {k}-th distance are as far as the "
+                "next, as on a lattice, and nothing tells them apart. Use another k, for instance the number of next and "
+                "next-but-one neighbours on the lattice."
+            )
+
+    def _how(self) -> str:
+        return f"k={self.k}, bandwidth={self.bandwidth!r}, density={self.density:g}, normalization={self.normalization!r}"
+
+    @cached_property
+    def _index(self) -> _Index:
+        return _Index(self.points.detach().double().cpu().numpy())
+
+    def __getstate__(self) -> dict:
+        return {name: value for name, value in self.__dict__.items() if name != "_index"}
+
+    def fixed_tensors(self) -> tuple[Tensor, ...]:
+        return self.points, self.weights, self.scales
+
+    def with_tensors(self, *tensors: Tensor) -> KNNGraph:
+        other = copy.copy(self)
+        other.__dict__.update({name: value for name, value in self.__dict__.items() if name == "_index"})  # no pickle has it
+        other.points, other.weights, other.scales = tensors
+        return other
+
+    def settings(self) -> tuple:
+        return (*super().settings(), self.k, self.bandwidth)
+
+    def _scales(self, x: Tensor, nearest: np.ndarray) -> Tensor:  # (n, d), (n, k + 2) -> (3, n)
+        columns = [self.k, -(-self.k // 2), self.k + 1]
+        ids = torch.from_numpy(nearest[:, columns]).to(x.device)
+        squares = (x.unsqueeze(1) - self.points[ids]).square().sum(-1)
+        if not bool((squares[:, 0].detach() > 0).all()):
+            raise ValueError(
+                f"points must not repeat one point more than k={self.k} times: its neighbours would all be itself, at distance "
+                "zero. Use unique points, or a larger k."
+            )
+        if isinstance(self.bandwidth, float):
+            return torch.stack([torch.full_like(squares[:, 0], self.bandwidth**2), squares[:, 1], squares[:, 2]])
+        return squares.mT
+
+    def _weights(self, x: Tensor, scales: Tensor, pattern: SparsePattern) -> Tensor:  # (n, d), (3, n) -> (entries,)
+        """The weights between points with the given scales and the nodes."""
+
+        def weigh(rows: Tensor, columns: Tensor) -> Tensor:
+            square = (x[rows] - self.points[columns]).square().sum(-1)
+            ours, theirs = scales[:, rows], self.scales[:, columns]
+            apart = (1 - _taper(square, *ours[1:])) * (1 - _taper(square, *theirs[1:]))
+            return (-0.5 * square / (ours[0] * theirs[0]).sqrt()).exp() * (1 - apart)
+
+        blocks = pattern.blocks(chunk_entries(x.dtype) // max(8, self.dim))
+        return torch.cat([weigh(rows.to(x.device), columns.to(x.device)) for rows, columns in blocks])
+
+    def extension(self, x: Tensor) -> tuple[SparsePattern, Tensor]:  # (n, d)
+        """The weights between any points and the nodes; differentiable in the points."""
+        nearest = self._index.nearest(x, self.k + 2)
+        reach = self.scales[2].detach().double().sqrt().cpu().numpy()
+        links = _csr(nearest[:, :-1], self.num_nodes) + self._index.reaching(x, reach)
+        links.sort_indices()
+        pattern = SparsePattern.from_scipy(links)
+        return pattern, self._weights(x, self._scales(x, nearest), pattern)
+
+
+def knn_graph(
+    points: Tensor,
+    k: int = 10,
+    *,
+    bandwidth: str | float = "local",
+    density: float = 0.0,
+    normalization: str | None = "symmetric",
+) -> KNNGraph:
+    r"""The symmetrised graph of the k nearest neighbours, with self-loops of weight one; see :mod:`swing_gp.graphs.nearest`.
+
+    :param points: the nodes, (N, d), float32 or float64; gradients reach them on the fixed pattern.
+    :param k: neighbours of a node, at most N - 2.
+    :param bandwidth: ``"local"`` for the distance to the k-th neighbour, or one number for all. The local one makes weights
+        free of units and fits them to a density that varies; with a number, take a k that covers about three bandwidths.
+    :param density: as of :class:`~swing_gp.ImplicitGraph`. With one bandwidth for all, 1 gives the Laplace-Beltrami operator
+        whatever the density q of the points on a manifold of dimension m. The local bandwidth is itself
+        :math:`\sim q^{-1/m}` and makes all degrees about equal, so that a density changes little: :math:`I - P` becomes a
+        multiple of :math:`q^{-2/m}` times :math:`\Delta f + (1 - 2/m) \nabla f \cdot \nabla \log q` (Berry & Harlim, 2016).
+        Distances are measured in neighbours, and it is meant to be so.
+    :param normalization: as of :class:`~swing_gp.ImplicitGraph`; the spectrum is in [-1, 1], and W not positive definite.
+
+    Points are found by a k-d tree, and from 16 dimensions on by all distances. Off the graph x is linked to its k + 1 nearest
+    nodes and to nodes that have x among theirs. Given the values at the nodes, values at points off the graph are
+    independent, so that covariances are positive semi-definite.
+    """
+    if not torch.is_tensor(points) or points.dim() != 2 or points.shape[1] == 0:
+        raise TypeError("points must be a torch.Tensor of shape (N, d).")
+    if points.dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"points must be float32 or float64, got {points.dtype}; convert with points.double().")
+    if not bool(torch.isfinite(points.detach()).all()):
+        raise ValueError("points must be finite: they contain NaN or infinity; drop or impute those rows.")
+    k = check_count("k", k)
+    if k > len(points) - 2:
+        raise ValueError(f"k must be at most N - 2 = {len(points) - 2}, because weights end at neighbour k + 1, got {k}.")
+    if bandwidth != "local":
+        if isinstance(bandwidth, str) or not 0 < as_number("bandwidth", bandwidth) < np.inf:
+            raise ValueError(f"bandwidth must be 'local' or a positive number, got {bandwidth!r}.")
+        bandwidth = float(bandwidth)
+    return KNNGraph(points, k, bandwidth, density, normalization)
+
+
+def _taper(square: Tensor, start: Tensor, end: Tensor) -> Tensor:
+    """One up to a distance, zero from another on, smooth between; all as squares."""
+    share = ((end - square) / (end - start).clamp_min(ROUNDING[end.dtype] * end.detach())).clamp(0, 1)
+    return share.square() * (3 - 2 * share)
+
+
+def _csr(columns: np.ndarray, num_columns: int) -> scipy.sparse.csr_array:  # (n, m)
+    """The pattern with these columns in every row."""
+    number, width = columns.shape
+    index = np.int32 if number * width < 2**31 else np.int64
+    crow = np.arange(0, number * width + 1, width, dtype=index)
+    ones = np.ones(number * width, dtype=np.int8)
+    return scipy.sparse.csr_array((ones, columns.ravel().astype(index), crow), shape=(number, num_columns))
+
+
+class _Index:
+    """Which of the nodes are near."""
+
+    def __init__(self, points: np.ndarray) -> None:
+        self.points, self.tree = points, scipy.spatial.cKDTree(points) if points.shape[1] <= TREE_DIM else None
+
+    def nearest(self, x: Tensor, number: int) -> np.ndarray:  # (n, d) -> (n, number)
+        """The ids of the nearest nodes, nearest first."""
+        queries = x.detach().double().cpu().numpy()
+        if self.tree is not None:
+            return self.tree.query(queries, number, workers=-1)[1].reshape(len(queries), number)
+        if len(queries) == 0:
+            return np.empty((0, number), dtype=np.int64)
+        search = sklearn.neighbors.NearestNeighbors(n_neighbors=number, algorithm="brute").fit(self.points)
+        return search.kneighbors(queries, return_distance=False)
+
+    def reaching(self, x: Tensor, radii: np.ndarray) -> scipy.sparse.csr_array:  # (n, d), (N,) -> (n, N)
+        """The nodes whose own radius reaches to a point: a search for each power of two among the radii."""
+        queries = x.detach().double().cpu().numpy()
+        octave = np.ceil(np.log2(np.maximum(radii, np.finfo(np.float64).tiny))).astype(int)
+        rows, columns = [], []
+        if self.tree is not None and len(queries):
+            tree = scipy.spatial.cKDTree(queries)
+            for power in np.unique(octave):
+                nodes = np.flatnonzero(octave == power)
+                near = scipy.spatial.cKDTree(self.points[nodes]).sparse_distance_matrix(tree, 2.0**power, output_type="ndarray")
+                kept = near["v"] < radii[nodes[near["i"]]]
+                rows.append(near["j"][kept])
+                columns.append(nodes[near["i"][kept]])
+        elif len(queries):
+            step = max(1, chunk_entries() // len(self.points))
+            for start in range(0, len(queries), step):
+                distances = scipy.spatial.distance.cdist(queries[start : start + step], self.points)
+                row, column = np.nonzero(distances < radii)
+                rows.append(row + start)
+                columns.append(column)
+        pairs = tuple(np.concatenate([np.empty(0, dtype=np.int64), *found]) for found in (rows, columns))
+        ones = np.ones(len(pairs[0]), dtype=np.int8)
+        return scipy.sparse.coo_array((ones, pairs), shape=(len(queries), len(self.points))).tocsr()
