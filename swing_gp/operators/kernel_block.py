@@ -55,7 +55,7 @@ class MatrixFreeKernel(GraphOperator, MatrixFreeLinearOperator):
     can_sample_anywhere = True
 
     @cached_property
-    def can_sample(self) -> bool:  # type: ignore[override]
+    def can_sample(self) -> bool:
         """Whether the kernel has a root: a series that is zero on the spectrum has none that a polynomial follows."""
         try:
             return self.asymmetry is None and self.root_decomposition() is not None
