@@ -78,7 +78,9 @@ class Choice:
         known, graph = features.known_error, features.graph
         # Weights are rounded, and a steep series sees the sum of it in every eigenvalue.
         rounding = torch.finfo(graph.points.dtype).eps * (graph.num_nodes if series.steep else 1)
-        error = sensitivity(graph, series) * max(known or 0.0, rounding)
+        growth, left = sensitivity(graph, series), known or 0.0
+        # The slope of a steep series near zero says nothing of errors far above its floor.
+        error = max(left if series.steep else growth * left, growth * rounding)
         return cls(method, reason, max(tol, error), known, repr(features))
 
     def checked(self, tol: float) -> Choice:
@@ -96,6 +98,12 @@ class Choice:
 def sensitivity(graph: Graph, series: Series) -> float:
     """By how much an error of weights may grow to one of the kernel; one where the spectrum is not known beforehand."""
     return series.sensitivity(graph.spectrum) if graph.normalization else 1.0
+
+
+def margin(graph: Graph, series: Series) -> float:
+    """By how much weights are to be more accurate than the kernel: the sensitivity, in steps, so that one map serves many
+    series."""
+    return 4.0 ** math.ceil(math.log(sensitivity(graph, series), 4) - 1e-9)
 
 
 def exact_features(graph: Graph) -> FeatureMap:
@@ -130,7 +138,7 @@ def choose_features(
     """
     goal = default_tol(graph) if tol is None else tol
     series.check_precision(graph.points.dtype)
-    weights_tol = max(goal / sensitivity(graph, series), LEAST_TOL[graph.points.dtype])
+    weights_tol = max(goal / margin(graph, series), LEAST_TOL[graph.points.dtype])
     if isinstance(name, FeatureMap):
         if name.graph is not graph:
             raise ValueError("features belong to another graph; build the map on the graph you pass, or bind() it.")
@@ -169,7 +177,7 @@ def choose_features(
         reason = "the paper's features" if name == "positive" else "walks need weights that are positive"
     features = makers[name]()
     choice = Choice.of(features, name, reason, goal, series)
-    return features, choice if walked or tol is None else choice.checked(tol)
+    return features, choice if walked or tol is None or series.steep else choice.checked(tol)
 
 
 def _cheapest(

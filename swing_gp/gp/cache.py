@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from swing_gp.features import FeatureMap, LandmarkFeatures
-from swing_gp.features.auto import NAMES, Choice, choose_features, default_tol
+from swing_gp.features.auto import NAMES, Choice, choose_features, default_tol, margin
 from swing_gp.graphs.graph import Graph
 from swing_gp.operators.graph_kernel import check_request, graph_kernel
 from swing_gp.operators.preconditioning import LandmarkApproximation
@@ -41,6 +41,11 @@ class FeatureRequest:
     tol: float | None
     num_features: int | None
     seed: int
+
+    @property
+    def tolerant(self) -> bool:
+        """Whether maps are made without a look at a tolerance."""
+        return self.features not in ("auto", "grid", "neighbors") and self.tol is None
 
     def __post_init__(self) -> None:
         check_choice("features", self.features, NAMES)
@@ -100,7 +105,7 @@ class KernelCache:
             entry = None
         if entry is None and index in self._restored:
             entry = _Entry.restored(request, graph, series, **self._restored.pop(index))
-        if entry is None or not entry.features.valid_for(graph):
+        if entry is None or not entry.serves(graph, series):
             outside = outside or (entry is not None and entry.outside)
             entry = _Entry(request, graph, series, room=LandmarkFeatures.room if training else 1.0, outside=outside)
         elif outside and not entry.outside:
@@ -123,7 +128,7 @@ class _Entry:
         method: str | None = None,
         landmarks: list[int] | None = None,
     ) -> None:
-        self.request, self.room, self.outside = request, room, outside
+        self.request, self.room, self.outside, self.margin = request, room, outside, margin(graph, series)
         self.made_of = snapshot(_made_of(graph, request))
         self.graph = graph.with_tensors(*self.made_of[0], *(tensor.detach().clone() for tensor in graph.parameters()))
         if landmarks is None:
@@ -145,6 +150,10 @@ class _Entry:
         self._landmarks: LandmarkApproximation | None = None
         self._bound: tuple[Any, FeatureMap] | None = None
         self._kept: tuple[FeatureMap, Any, KernelOnNodes] | None = None
+
+    def serves(self, graph: Graph, series: Series) -> bool:
+        """Whether the map holds for a lengthscale, and within a factor of four for a series that amplifies its errors more."""
+        return self.features.valid_for(graph) and (self.request.tolerant or margin(graph, series) <= 4 * self.margin)
 
     def widened(self, series: Series) -> _Entry:
         """The same for inputs beyond the box of the nodes, where a map needs to know of them beforehand."""

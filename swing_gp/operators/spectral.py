@@ -14,7 +14,7 @@ with loads :math:`d_j^{-a}` in both sums where the graph has a density a.
 >>> from swing_gp import knn_graph
 >>> found = spectral_embedding(knn_graph(circle, 6), 5)
 >>> (1 - found.values[1:]) / (1 - found.values[1])  # of the circle: 1, 1, 4, 4
-tensor([1.0000, 1.0000, 3.9986, 3.9986], dtype=torch.float64)
+tensor([1.0000, 1.0000, 3.9972, 3.9972], dtype=torch.float64)
 """
 
 from __future__ import annotations

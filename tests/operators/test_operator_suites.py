@@ -278,7 +278,7 @@ class TestOneSidedFactoredWalks(TestOneSidedWalks):
 
 
 def dense_adjacency_operator(linear_op):
-    log_degree, residual, *tensors = linear_op._args
+    log_degree, residual, _, *tensors = linear_op._args
     features = restore(linear_op._kwargs["features"], tensors)
     graph = features.graph
     if isinstance(features, PairwiseFeatures | NeighborFeatures):
