@@ -184,7 +184,12 @@ class Problem:
 def problems(draw, **options) -> Problem:
     steep = options.pop("steep", False)
     graph = draw(graphs(**options))
-    of = draw(series(raw=graph.normalization is None, steep=steep and graph.normalization == "symmetric"))
+    of = draw(
+        series(
+            raw=graph.normalization is None,
+            steep=steep and graph.normalization == "symmetric" and graph.points.dtype == torch.float64,
+        )
+    )
     return Problem(graph, of if fits(graph, of) else Diffusion(0.1 if graph.normalization is None else 2.0))
 
 
