@@ -137,14 +137,12 @@ def drawn(posterior, number: int) -> Tensor:
 
 @everywhere
 def test_gradients_in_hyper_parameters(stall):
-    if not stall.of.exact and stall.dtype == "float":
-        pytest.skip("differences of its own matrix mean nothing in float32")
     kernel = gpytorch.kernels.ScaleKernel(stall.kernel()).to(stall.points)
     x = stall.points[:25]
     model = Model(x, targets(x), kernel)
     likelihood = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
     (likelihood(model(x), model.train_targets) * len(x)).backward()
-    step = 1e-4
+    step = 1e-4 if stall.of.exact or stall.dtype == "double" else 1e-3
 
     def value() -> float:
         with torch.no_grad():
