@@ -151,6 +151,8 @@ def choose_features(
                 f"features={name!r} linearises the edge function of an ImplicitGraph; a sparse graph is exact with "
                 "features='auto'."
             )
+        if num_features is not None:
+            raise ValueError("num_features has no meaning on a sparse graph, whose matrix is exact; leave it out.")
         sparse = SparseFeatures(graph)
         return sparse, Choice.of(sparse, "sparse", "the matrix of the graph, which is exact", goal, series)
     check_choice("features", name, NAMES)

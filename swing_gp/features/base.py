@@ -23,6 +23,7 @@ from torch import Tensor
 from swing_gp.graphs.edges import EdgeFunction
 from swing_gp.graphs.graph import Graph
 from swing_gp.linalg.gram import cross_gram, gram
+from swing_gp.linalg.sparse import SparsePattern
 
 Map = TypeVar("Map", bound="FeatureMap")
 
@@ -86,6 +87,10 @@ class FeatureMap(ABC):
     def simplified(self) -> FeatureMap:
         """The same map in a form that is easier to compute with, if there is one."""
         return self
+
+    def node_matrix(self) -> tuple[SparsePattern, Tensor] | None:
+        """W as a sparse matrix, where the map has one: its pattern and its entries."""
+        return None
 
     def prepare(self, x: Tensor) -> Any:
         """What evaluations at the same points share, to be given to the verbs in place of the points."""

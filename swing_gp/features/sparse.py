@@ -39,6 +39,9 @@ class SparseFeatures(NodeFeatures):
     def known_error(self) -> float:
         return 0.0
 
+    def node_matrix(self) -> Extension:
+        return self.graph.pattern, self.graph.weights
+
     def prepare(self, x: Tensor) -> Extension:
         if not isinstance(self.graph, KNNGraph):
             raise ValueError(
@@ -49,7 +52,7 @@ class SparseFeatures(NodeFeatures):
 
     def _at(self, x: Tensor | Extension | None) -> Extension:
         if x is None:
-            return self.graph.pattern, self.graph.weights
+            return self.node_matrix()
         return self.prepare(x) if isinstance(x, Tensor) else x
 
     def evaluate(self, x: Tensor | Extension | None, coefficients: Tensor) -> Tensor:

@@ -63,6 +63,13 @@ class SparsePattern:
         largest = torch.full_like(like, torch.finfo(like.dtype).min).scatter_reduce(0, rows, log_values.detach(), "amax")
         return torch.zeros_like(like).index_add(0, rows, (log_values - largest[rows]).exp()).log() + largest
 
+    def csr(self, values: Tensor) -> Tensor:  # (entries,) -> (rows, columns)
+        """The matrix as a tensor of torch."""
+        with warnings.catch_warnings():  # torch says once that CSR is in beta
+            warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+            crow, col = self.crow.to(values.device), self.col.to(values.device)
+            return torch.sparse_csr_tensor(crow, col, values, self.shape, check_invariants=False)
+
     def matmul(self, values: Tensor, rhs: Tensor) -> Tensor:  # (entries,), (columns, k) -> (rows, k)
         return _Product.apply(self, values, rhs)
 
@@ -78,6 +85,15 @@ class SparsePattern:
         return torch.from_numpy(numbered.data), SparsePattern.from_scipy(numbered)
 
 
+def advance(matrix: Tensor, rhs: Tensor, scale: float, before: Tensor) -> Tensor:  # (n, n), (n, k), (n, k)
+    """``scale * matrix @ rhs - before``, written into ``before``, for a CSR tensor; without gradients."""
+    if rhs.shape[-1] == 1:  # twice as fast as a matrix of one column
+        column = before.squeeze(-1)
+        torch.addmv(column, matrix, rhs.squeeze(-1), beta=-1, alpha=scale, out=column)
+        return before
+    return torch.addmm(before, matrix, rhs, beta=-1, alpha=scale, out=before)
+
+
 class _Product(torch.autograd.Function):
     """A sparse matrix times a dense one. torch's own backward pass makes a dense matrix of the full shape for the values."""
 
@@ -85,10 +101,7 @@ class _Product(torch.autograd.Function):
     def forward(ctx: Any, pattern: SparsePattern, values: Tensor, rhs: Tensor) -> Tensor:
         ctx.pattern = pattern
         ctx.save_for_backward(values, rhs)
-        with warnings.catch_warnings():  # torch says once that CSR is in beta
-            warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
-            crow, col = pattern.crow.to(values.device), pattern.col.to(values.device)
-            return torch.sparse_csr_tensor(crow, col, values, pattern.shape, check_invariants=False) @ rhs
+        return pattern.csr(values) @ rhs
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor | None, Tensor | None]:

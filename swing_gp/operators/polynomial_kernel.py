@@ -14,7 +14,7 @@ from torch import Tensor
 
 from swing_gp.features.base import DenseFeatures, FeatureMap, NodeFeatures
 from swing_gp.graphs.sparse import SparseGraph
-from swing_gp.linalg.polynomial import clenshaw, spectral_radius
+from swing_gp.linalg.polynomial import clenshaw, clenshaw_in_place, spectral_radius
 from swing_gp.operators.adjacency import AdjacencyLinearOperator, adjacency
 from swing_gp.operators.kernel_block import MatrixFreeKernel, Places
 from swing_gp.series.base import Series
@@ -40,7 +40,13 @@ class SeriesLinearOperator(MatrixFreeKernel):
         return self.__class__(self.adjacency._transpose_nonbatch(), self.coefficients, **self._kwargs)
 
     def _apply(self, rhs: Tensor) -> Tensor:
-        return clenshaw(self.adjacency._apply, self.coefficients.to(rhs.dtype), self.interval, rhs)
+        return self._polynomial(self.coefficients.to(rhs.dtype), rhs)
+
+    def _polynomial(self, coefficients: Tensor, rhs: Tensor) -> Tensor:
+        """Another polynomial of the same matrix."""
+        if torch.is_grad_enabled():
+            return clenshaw(self.adjacency._apply, coefficients, self.interval, rhs)
+        return clenshaw_in_place(self.adjacency.advance, coefficients, self.interval, rhs)
 
     @cached(name="root_decomposition")
     def root_decomposition(self, method: str | None = None) -> LinearOperator:
@@ -76,7 +82,7 @@ class SeriesLinearOperator(MatrixFreeKernel):
         def product(rhs: Tensor) -> Tensor:
             rhs = right * rhs
             inner = root * features.evaluate_adjoint(theirs, rhs)
-            inner = root * clenshaw(matrix._apply, second, self.interval, inner)
+            inner = root * self._polynomial(second, inner)
             return left * (leading[1] * direct(rhs) + features.evaluate(ours, inner))
 
         return product
@@ -92,7 +98,7 @@ class SeriesLinearOperator(MatrixFreeKernel):
 
         which is positive semi-definite, nodes included, wherever g is positive.
         """
-        matrix, features, size = self.adjacency, self.features, self.graph.num_nodes
+        features, size = self.features, self.graph.num_nodes
         remainder, through = second.unbind(-1)
         (ours, on_rows, off_rows), (theirs, on_columns, off_columns) = (
             (features.prepare(at.points[at.nodes < 0]), at.nodes >= 0, at.scale[at.nodes < 0].unsqueeze(-1))
@@ -102,9 +108,9 @@ class SeriesLinearOperator(MatrixFreeKernel):
         def product(rhs: Tensor) -> Tensor:
             nodes = rhs.new_zeros(size, rhs.shape[-1]).index_add(0, columns.nodes[on_columns], rhs[on_columns])
             others = root * features.evaluate_adjoint(theirs, off_columns * rhs[~on_columns])
-            at_nodes = self._apply(nodes) - leading[0] * nodes + clenshaw(matrix._apply, remainder, self.interval, others)
+            at_nodes = self._apply(nodes) - leading[0] * nodes + self._polynomial(remainder, others)
             both = torch.cat([nodes, others], -1), torch.stack([remainder, through], -1).repeat_interleave(rhs.shape[-1], -1)
-            inner, outer = clenshaw(matrix._apply, both[1], self.interval, both[0]).chunk(2, -1)
+            inner, outer = self._polynomial(both[1], both[0]).chunk(2, -1)
             off = off_rows * features.evaluate(ours, root * (inner + outer))
             result = rhs.new_zeros(len(rows.nodes), rhs.shape[-1])
             result = result.index_put((on_rows,), at_nodes[rows.nodes[on_rows]])

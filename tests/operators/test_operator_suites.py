@@ -20,10 +20,12 @@ from swing_gp import (
     PairwiseFeatures,
     PositiveFeatures,
     RandomWalk,
+    SparseFeatures,
     Walks,
     adjacency,
     graph_kernel,
     grf_kernel,
+    knn_graph,
 )
 from swing_gp.graphs.inputs import nodes_of
 from swing_gp.operators.batch import Stack
@@ -278,8 +280,12 @@ class TestOneSidedFactoredWalks(TestOneSidedWalks):
 
 
 def dense_adjacency_operator(linear_op):
-    log_degree, residual, _, *tensors = linear_op._args
+    log_degree, residual, _, entries, *tensors = linear_op._args
     features = restore(linear_op._kwargs["features"], tensors)
+    if isinstance(features, SparseFeatures):  # the entries are those of the normalised matrix
+        pattern = features.graph.pattern
+        matrix = entries.new_zeros(SIZE, SIZE).index_put((pattern.rows(), pattern.col.long()), entries)
+        return matrix.mT if linear_op._kwargs["transposed"] else matrix
     graph = features.graph
     if isinstance(features, PairwiseFeatures | NeighborFeatures):
         weights = graph.edge.weights(graph.points, graph.points)
@@ -328,6 +334,16 @@ class TestRandomWalkAdjacency(RectangularLinearOperatorTestCase, unittest.TestCa
         return dense_adjacency_operator(linear_op)
 
 
+class TestSparseAdjacency(TestRandomWalkAdjacency):  # with eigenvalues of both signs
+    def create_linear_op(self):
+        return adjacency(SparseFeatures(knn_graph(points(), 3)))
+
+
+class TestSparseRandomWalkAdjacency(TestRandomWalkAdjacency):
+    def create_linear_op(self):
+        return adjacency(SparseFeatures(knn_graph(points(), 3, density=0.5, normalization="random_walk")))
+
+
 class TestSeries(LinearOperatorTestCase, unittest.TestCase):
     should_call_cg = False  # ours, not linear_operator's
     should_call_lanczos = False  # its root is a polynomial too
@@ -348,6 +364,11 @@ class TestSeries(LinearOperatorTestCase, unittest.TestCase):
             before, last = last, 2 * mapped @ last - before
             total = total + coefficient * last
         return total
+
+
+class TestSparseSeries(TestSeries):
+    def create_linear_op(self):
+        return graph_kernel(knn_graph(points(), 3), Diffusion(1.0))
 
 
 class TestNeighborSeries(TestSeries):
