@@ -19,6 +19,7 @@ tensor([1.0000, 1.0000, 3.9972, 3.9972], dtype=torch.float64)
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -33,6 +34,7 @@ from swing_gp.features.pairwise import ONE_BLOCK
 from swing_gp.graphs.graph import Graph
 from swing_gp.graphs.sparse import SparseGraph
 from swing_gp.linalg.gram import frozen_signs
+from swing_gp.linalg.polynomial import clenshaw_in_place
 from swing_gp.operators.adjacency import AdjacencyLinearOperator, adjacency
 from swing_gp.operators.exact import symmetric_matrix
 from swing_gp.series.families import Diffusion
@@ -41,7 +43,7 @@ from swing_gp.utils.validation import as_generator, check_count, check_interval
 # Steps and random signs of the Lanczos quadrature by which eigenvalues are counted.
 COUNT_STEPS, COUNT_PROBES = 60, 4
 # Products in one step of the filtered Lanczos process, about as many as its orthogonalisation is worth.
-FILTER = 10
+FILTER = 30
 # Vectors that ARPACK keeps, per eigenpair.
 KEPT = 2.5
 
@@ -98,23 +100,19 @@ def spectral_embedding(
         raise ValueError(f"num must be less than the number of nodes, {graph.num_nodes}, got {num}.")
     check_interval("tol", tol, 0, 1)
     generator = as_generator(seed)
+    graph = copy.copy(graph)
+    graph.normalization = "symmetric"
     map_, _ = choose_features(graph, Diffusion(1.0), features, tol=max(0.1 * tol, 1e-6), generator=generator)
     matrix = adjacency(map_)
     root = (0.5 * matrix.log_degree).exp()  # infinite for a node without edges
-
-    def product(v: Tensor) -> Tensor:  # (N, k), with the symmetric matrix
-        scaled = v / root.unsqueeze(-1)
-        sums = map_.evaluate(None, map_.project(scaled)) + matrix.residual.unsqueeze(-1) * scaled
-        return sums / root.unsqueeze(-1)
-
     if graph.num_nodes <= ONE_BLOCK:
         values, vectors = torch.linalg.eigh(symmetric_matrix(graph)[0])
         values, vectors, method = values.flip(0)[:num], vectors.flip(1)[:, :num], "dense"
     else:
-        values, vectors = _lanczos(graph, product, root.double(), num, tol, generator)
+        values, vectors = _lanczos(matrix, root.double(), num, tol, generator)
         method = "lanczos"
     vectors = vectors.to(root)
-    residuals = (product(vectors) - vectors * values.to(root)).norm(dim=0)
+    residuals = (matrix._apply(vectors) - vectors * values.to(root)).norm(dim=0)
     functions = vectors * (matrix.log_density - root.log()).exp().unsqueeze(-1)
     functions = functions / functions.square().mean(0).sqrt()
     signs = functions.gather(0, functions.abs().argmax(0, keepdim=True)).sign()
@@ -122,21 +120,19 @@ def spectral_embedding(
 
 
 def _lanczos(
-    graph: Graph, product: Callable[[Tensor], Tensor], root: Tensor, num: int, tol: float, generator: torch.Generator
+    matrix: AdjacencyLinearOperator, root: Tensor, num: int, tol: float, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """Eigenpairs of the symmetric matrix, by ARPACK on a Chebyshev polynomial that rises steeply where they are."""
-    known, dtype = _constants(graph, root)[:, :num], graph.points.dtype
-    edge = _edge(product, root, num, dtype)
+    known, dtype = _constants(matrix.graph, root)[:, :num], matrix.dtype
+    interval = -1.0, _edge(matrix._apply, root, num, dtype)
+    last = torch.eye(FILTER + 1, dtype=dtype)[-1]  # of the Chebyshev polynomials
 
     def filtered(v: Tensor) -> Tensor:
-        before, last = v, _mapped(product, edge, v)
-        for _ in range(FILTER - 1):
-            before, last = last, 2 * _mapped(product, edge, last) - before
-        return last
+        return clenshaw_in_place(matrix.advance, last, interval, v)
 
     def ritz(basis: Tensor) -> tuple[Tensor, Tensor]:
         """Eigenpairs of the matrix itself, not of its filter, in a space."""
-        values, rotation = torch.linalg.eigh(basis.mT @ product(basis.to(dtype)).double())
+        values, rotation = torch.linalg.eigh(basis.mT @ matrix._apply(basis.to(dtype)).double())
         return values.flip(0), (basis @ rotation).flip(1)
 
     # A process from one vector may see one copy of an eigenvalue, so it is run again among what is left.
@@ -176,11 +172,6 @@ def _largest(
         ) from error
     vectors, _ = torch.linalg.qr(away(torch.from_numpy(found)))
     return vectors
-
-
-def _mapped(product: Callable[[Tensor], Tensor], edge: float, v: Tensor) -> Tensor:
-    """The matrix with [-1, edge] mapped to [-1, 1]."""
-    return (2 * product(v) - (edge - 1) * v) / (edge + 1)
 
 
 def _constants(graph: Graph, root: Tensor) -> Tensor:  # (N, c)

@@ -12,6 +12,7 @@ from oracles import cloud, dense_adjacency, dense_kernel, relative
 
 from swing_gp import (
     Diffusion,
+    DiffusionKernel,
     InverseCosine,
     LogMatern,
     Matern,
@@ -313,6 +314,13 @@ def test_the_logarithm_is_refused_with_the_remedy():
 def test_other_features_are_refused(features):
     with pytest.raises(ValueError, match=f"features='{features}' linearises .* exact with features='auto'"):
         graph_kernel(SparseGraph(TWO), Diffusion(1.0), features=features)
+
+
+def test_a_number_of_features_is_refused():
+    with pytest.raises(ValueError, match="num_features has no meaning on a sparse graph"):
+        graph_kernel(SparseGraph(TWO), Diffusion(1.0), num_features=5)
+    with pytest.raises(ValueError, match="num_features has no meaning on a sparse graph"):
+        DiffusionKernel(SparseGraph(TWO), num_features=5)(torch.arange(3)).to_dense()
 
 
 def test_walks_are_refused():
