@@ -1,13 +1,15 @@
-"""The operator market: every route x edge x series x dtype x normalisation. A new route is one more line of ``ROUTES``."""
+"""The operator market: every route x edge (or graph) x series x dtype x normalisation. A new route is one more line of
+``ROUTES``."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import scipy.sparse
 import torch
 from oracles import Covariance, cloud, dense_covariance
 from torch import Tensor
@@ -24,9 +26,12 @@ from swing_gp import (
     MaternGraphKernel,
     RandomWalkKernel,
     RegularizedLaplacianKernel,
+    SparseGraph,
     SpectralEdge,
     Walks,
+    knn_graph,
 )
+from swing_gp.graphs.graph import Graph
 
 POINTS = cloud(40, 2)
 # Two Gaussians, whose spectrum ends as early as a grid wants it.
@@ -39,6 +44,18 @@ def two_gaussians(frequency: Tensor) -> Tensor:
 SPECTRAL = SpectralEdge(two_gaussians, dim=2)
 
 
+def matrix_graph(points: Tensor, normalization: str | None) -> SparseGraph:
+    """Ties up to a distance of 0.4, fewer the longer, and no self-loops."""
+    distances = torch.cdist(POINTS, POINTS)
+    weights = torch.where(distances > 0, torch.exp(-4 * distances) - 0.2, 0.0).clamp_min(0)
+    return SparseGraph(scipy.sparse.csr_array(weights.to(points.dtype).numpy()), points=points, normalization=normalization)
+
+
+def nearest_graph(points: Tensor, normalization: str | None) -> Graph:
+    # With six, an input of the tests is as far from its seventh as from its eighth, where gradients jump.
+    return knn_graph(points, 5, normalization=normalization)
+
+
 @dataclass(frozen=True)
 class Route:
     """A way to compute a kernel.
@@ -49,6 +66,7 @@ class Route:
     :ivar anywhere: whether it is defined off the graph.
     :ivar moves: whether it has gradients in its inputs.
     :ivar joint: whether it is the kernel of the graph also between two points off the graph.
+    :ivar graph: makes the graph of points and a normalisation, where it is not an implicit one with an edge function.
     """
 
     options: dict[str, Any] = field(default_factory=dict)
@@ -57,6 +75,7 @@ class Route:
     anywhere: bool = True
     moves: bool = True
     joint: bool = True
+    graph: Callable[[Tensor, str | None], Graph] | None = None
 
 
 ROUTES = {
@@ -69,6 +88,8 @@ ROUTES = {
     "fourier": Route({"features": "fourier", "num_features": 64}, lengthscale=1.0, exact=False),
     "positive": Route({"features": "positive", "num_features": 512}, lengthscale=1.0, exact=False),
     "walks": Route({"features": "pairwise", "walks": Walks(20)}, exact=False, anywhere=False, moves=False),
+    "sparse": Route({"tol": 1e-9}, anywhere=False, moves=False, graph=matrix_graph),
+    "nearest": Route({"tol": 1e-9}, graph=nearest_graph),
 }
 EDGES = {
     "gaussian": Gaussian,
@@ -76,6 +97,7 @@ EDGES = {
     "ball": lambda lengthscale: Ball(1.5 * lengthscale, 0.4 * lengthscale),
     "spectral": lambda lengthscale: SPECTRAL.with_parameters(torch.tensor(lengthscale)),
 }
+GIVEN = "given"  # in place of an edge function, where the graph has its weights
 SERIES = {
     "diffusion": (DiffusionKernel, {"time": 2.0}, {"time": 0.1}),
     "random walk": (RandomWalkKernel, {"steps": 3, "laziness": 2.5}, {"steps": 3, "laziness": 2.5}),
@@ -125,7 +147,10 @@ class Stall:
     def kernel(self, tol: float | None = None) -> GraphKernel:
         kind, options, raw = SERIES[self.series]
         normalization = NORMALIZATIONS[self.normalization]
-        graph = ImplicitGraph(self.points, EDGES[self.edge](self.of.lengthscale), normalization)
+        if self.of.graph is not None:
+            graph = self.of.graph(self.points, normalization)
+        else:
+            graph = ImplicitGraph(self.points, EDGES[self.edge](self.of.lengthscale), normalization)
         wanted = dict(self.of.options)
         if "tol" in wanted:
             wanted["tol"] = tol or (wanted["tol"] if self.dtype == "double" else 1e-5)
@@ -167,7 +192,7 @@ class Stall:
     def _refusals(self) -> Iterator[str]:
         if (self.route, self.edge) in WITHOUT:
             yield WITHOUT[self.route, self.edge]
-        raw, indefinite = self.normalization == "raw", self.edge == "ball"
+        raw, indefinite = self.normalization == "raw", self.edge in ("ball", GIVEN)
         if self.series == "log matern":
             if raw or indefinite:
                 yield "is defined for|positive-definite"
@@ -185,6 +210,10 @@ class Stall:
             yield "decays so slowly"
 
 
-STALLS = list(itertools.starmap(Stall, itertools.product(ROUTES, EDGES, SERIES, DTYPES, NORMALIZATIONS)))
+STALLS = [
+    Stall(name, *rest)
+    for name, route in ROUTES.items()
+    for rest in itertools.product([GIVEN] if route.graph else EDGES, SERIES, DTYPES, NORMALIZATIONS)
+]
 MARKET = [stall for stall in STALLS if stall.refusal() is None]
 REFUSED = [stall for stall in STALLS if stall.refusal() is not None]
