@@ -63,6 +63,7 @@ benchmarks: $(READY)  ## every benchmark in its quick size, into results/
 	$(BIN)/python -m benchmarks.normals --quick
 	$(BIN)/python -m benchmarks.vit --quick
 	$(BIN)/python -m benchmarks.peers --quick
+	$(BIN)/python -m benchmarks.knn --quick
 	$(BIN)/python -m benchmarks.distributed --quick
 
 clean:

@@ -14,7 +14,7 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
-__all__ = ["PACKAGES", "Package", "grf_kernel_of", "heat_kernel_of", "installed", "softplus_inverse"]
+__all__ = ["PACKAGES", "Package", "chebyshev_filter_of", "grf_kernel_of", "heat_kernel_of", "installed", "softplus_inverse"]
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ PACKAGES = {
     "GPyTorch": Package("gpytorch", "gpytorch", "exact GPs, random Fourier features"),
     "GeometricKernels": Package("geometric_kernels", "geometric_kernels", "heat kernels by a dense eigendecomposition"),
     "fast-graph-gp": Package("grf_gp", "fast-graph-gp", "graph random features and pathwise conditioning on sparse graphs"),
+    "PyGSP": Package("pygsp", "pygsp", "filters of sparse graphs by Chebyshev polynomials"),
     "KeOps": Package("pykeops", "pykeops", "exact products with matrices that are never stored"),
 }
 
@@ -77,6 +78,17 @@ def grf_kernel_of(adjacency: Any, time: float, *, walks: int, length: int, halti
         kernel.raw_beta.fill_(softplus_inverse(time))
         kernel.raw_sigma_f.fill_(softplus_inverse(math.sqrt(variance) * math.exp(-time / 2)))
     return kernel
+
+
+def chebyshev_filter_of(weights: Any, time: float, order: int) -> Any:
+    """PyGSP's filter exp(-t L) of the normalised Laplacian of a sparse matrix, as a function of signals."""
+    from pygsp import filters, graphs
+
+    logging.disable(logging.WARNING)  # it warns of self-loops, which this Laplacian does see
+    graph = graphs.Graph(scipy.sparse.csr_matrix(weights), lap_type="normalized")
+    graph.estimate_lmax()
+    heat = filters.Filter(graph, lambda values: np.exp(-time * values))
+    return lambda signal: heat.filter(signal, method="chebyshev", order=order)
 
 
 def softplus_inverse(value: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import multiprocessing
 import warnings
@@ -16,7 +17,7 @@ import torch
 from scipy.sparse.linalg import expm_multiply
 from torch import Tensor
 
-from benchmarks.peers_packages import grf_kernel_of, heat_kernel_of
+from benchmarks.peers_packages import chebyshev_filter_of, grf_kernel_of, heat_kernel_of
 from benchmarks.scaling_runs import (
     TIME,
     TOL,
@@ -29,22 +30,25 @@ from benchmarks.scaling_runs import (
     relative,
     tightest_kernel,
 )
-from swing_gp import Ball, Diffusion, ImplicitGraph, NeighborFeatures, graph_kernel, grf_kernel
+from swing_gp import Ball, Diffusion, ImplicitGraph, NeighborFeatures, SparseGraph, graph_kernel, grf_kernel
 from swing_gp.utils.memory import peak_gigabytes
 
 __all__ = ["CLOUDS", "METHODS", "GraphCase", "measure_product", "truth"]
 
 # A closed surface at a lengthscale near the spacing; a dense cloud at a long one; an unweighted graph of some seven edges a
 # node, which is where libraries for explicit graphs are at home.
-SURFACE, CUBE, EPSILON = "surface", "cube 0.3", "epsilon-graph"
+SURFACE, CUBE, EPSILON, GIVEN = "surface", "cube 0.3", "epsilon-graph", "sparse matrix"
 CLOUDS = {
     SURFACE: "a bumpy sphere, Gaussian weights, lengthscale twice the spacing",
     CUBE: "uniform points in the unit cube, Gaussian weights, lengthscale 0.3",
     EPSILON: "the bumpy sphere, weight one within 1.5 spacings and none beyond",
+    GIVEN: "the same epsilon-graph, given as a SciPy matrix, which everybody starts from",
 }
+UNWEIGHTED = (EPSILON, GIVEN)
 EXACT = 10_000  # nodes up to which the truth takes a dense matrix
 TERMS = 60  # of the Taylor series: 5^60 / 60! is 1e-40
 WALKS, WALK_LENGTH, HALTING = 25, 15, 0.1
+FILTER_ORDER = 30  # of PyGSP, its default
 LIST_TOL = 1e-5
 # A walk that goes to every neighbour alike, as in fast-graph-gp, is served best by a short list.
 WALKED_TOL = 0.1
@@ -54,13 +58,13 @@ class GraphCase(Case):
     """A cloud of :mod:`benchmarks.scaling` or an unweighted graph. In double precision: peers on graphs know no other."""
 
     def points(self) -> tuple[Tensor, float]:
-        if self.cloud != EPSILON:
+        if self.cloud not in UNWEIGHTED:
             return super().points()
         points, lengthscale = bumpy_sphere(self.number)
         return points, 0.75 * lengthscale
 
     def graph(self, dtype: torch.dtype = torch.float64) -> ImplicitGraph:
-        if self.cloud != EPSILON:
+        if self.cloud not in UNWEIGHTED:
             return super().graph(dtype)
         points, radius = self.points()
         return ImplicitGraph(points.to(dtype), Ball(radius))
@@ -68,9 +72,18 @@ class GraphCase(Case):
     def weights(self) -> Tensor:  # (N, N)
         """The dense matrix, for the peers that need it and for the truth."""
         graph = self.graph()
-        if self.cloud == EPSILON:
-            return torch.from_numpy(unweighted(*self.points()).toarray())
+        if self.cloud in UNWEIGHTED:
+            return torch.from_numpy(given(self).toarray())
         return graph.edge.weights(graph.points, graph.points)
+
+    def matrix(self, tol: float) -> scipy.sparse.csr_array:
+        """The sparse matrix: made for the tolerance, or given."""
+        return given(self) if self.cloud == GIVEN else listed(self.graph(), tol)
+
+
+@functools.lru_cache
+def given(case: GraphCase) -> scipy.sparse.csr_array:
+    return unweighted(*case.points())
 
 
 def listed(graph: ImplicitGraph, tol: float) -> scipy.sparse.csr_array:
@@ -102,13 +115,15 @@ Product = Callable[[Tensor], Any]
 
 def ours(features: str) -> Callable[[GraphCase], Product]:
     def build(case: GraphCase) -> Product:
+        if case.cloud == GIVEN:
+            return graph_kernel(SparseGraph(given(case)), Diffusion(TIME)).matmul  # to rounding, as SciPy is
         return graph_kernel(case.graph(), Diffusion(TIME), features=features, tol=TOL).matmul
 
     return build
 
 
 def our_walks(case: GraphCase) -> Product:
-    return grf_kernel(normalized(listed(case.graph(), LIST_TOL)), Diffusion(TIME), walks=WALKS, halting=HALTING).matmul
+    return grf_kernel(normalized(case.matrix(LIST_TOL)), Diffusion(TIME), walks=WALKS, halting=HALTING).matmul
 
 
 def geometric_kernels(case: GraphCase) -> Product:
@@ -123,7 +138,7 @@ def geometric_kernels(case: GraphCase) -> Product:
 
 
 def fast_graph_gp(case: GraphCase) -> Product:
-    matrix = normalized(listed(case.graph(), WALKED_TOL))
+    matrix = normalized(case.matrix(WALKED_TOL))
     kernel = grf_kernel_of(matrix, TIME, walks=WALKS, length=WALK_LENGTH, halting=HALTING)
     with torch.no_grad():
         return kernel(torch.arange(case.number, dtype=torch.float64).unsqueeze(-1)).evaluate_kernel().matmul
@@ -142,9 +157,13 @@ def lanczos(weights: Callable[[Tensor], Callable[[Tensor], Tensor]]) -> Callable
 
 
 def scipy_list(case: GraphCase) -> Product:
-    matrix = normalized(listed(case.graph(), LIST_TOL))
+    matrix = normalized(case.matrix(LIST_TOL))
     generator = (TIME * (matrix - scipy.sparse.eye_array(case.number))).tocsr()
     return lambda v: expm_multiply(generator, v.numpy())
+
+
+def pygsp(case: GraphCase) -> Product:
+    return chebyshev_filter_of(given(case), TIME, FILTER_ORDER)
 
 
 @dataclass(frozen=True)
@@ -158,12 +177,13 @@ EVERY = dict.fromkeys(CLOUDS, 100_000)
 METHODS = {
     "swing_gp, auto": Method(ours("auto"), EVERY),
     "swing_gp, landmarks": Method(ours("landmarks"), {SURFACE: 10_000, CUBE: 100_000}),
-    "swing_gp, GRF on our list": Method(our_walks, {SURFACE: 10_000, EPSILON: 10_000}),
+    "swing_gp, GRF on our list": Method(our_walks, {SURFACE: 10_000, EPSILON: 10_000, GIVEN: 10_000}),
     "GeometricKernels": Method(geometric_kernels, dict.fromkeys(CLOUDS, 4_000), "GeometricKernels"),
-    "fast-graph-gp": Method(fast_graph_gp, {SURFACE: 10_000, CUBE: 1_000, EPSILON: 10_000}, "fast-graph-gp"),
+    "fast-graph-gp": Method(fast_graph_gp, {SURFACE: 10_000, CUBE: 1_000, EPSILON: 10_000, GIVEN: 10_000}, "fast-graph-gp"),
+    "PyGSP": Method(pygsp, {GIVEN: 100_000}, "PyGSP"),
     "KeOps + Lanczos": Method(lanczos(keops_weights), {SURFACE: 10_000, CUBE: 10_000}, "KeOps"),
     "dense + Lanczos": Method(lanczos(dense_weights), {SURFACE: 10_000, CUBE: 10_000}),
-    "our list + SciPy": Method(scipy_list, {SURFACE: 100_000, EPSILON: 100_000}),
+    "list + SciPy": Method(scipy_list, {SURFACE: 100_000, EPSILON: 100_000, GIVEN: 100_000}),
 }
 
 
@@ -174,6 +194,8 @@ def measure_product(case: GraphCase, name: str, reference: str) -> dict[str, Any
     build = METHODS[name].build
     build(GraphCase(case.cloud, 300))(GraphCase(case.cloud, 300).vector().double())  # libraries load, code is compiled
     v = case.vector().double()
+    if case.cloud == GIVEN:
+        given(case)  # not counted
     setup, product = clock(lambda: build(case))
     seconds, found = clock(lambda: product(v))
     return {"setup": setup, "kv": seconds, "peak_gb": peak_gigabytes(), "error": relative(found, torch.load(reference))}
@@ -183,8 +205,8 @@ def truth(case: GraphCase, path: str) -> dict[str, Any]:
     """Write K v to a file; say what it is and how far off the trivial guess alpha_0 v is."""
     warnings.simplefilter("ignore")
     v = case.vector().double()
-    if case.cloud == EPSILON:
-        matrix, name = normalized(unweighted(*case.points())), "Taylor series of the sparse matrix"
+    if case.cloud in UNWEIGHTED:
+        matrix, name = normalized(given(case)), "Taylor series of the sparse matrix"
         exact = taylor(lambda u: torch.from_numpy(matrix @ u.numpy()), v)
     elif case.number <= EXACT:
         weights, name = case.weights(), "Taylor series of the dense matrix"

@@ -37,7 +37,8 @@ STYLES = {
     "fast-graph-gp": ("C2", "v"),
     "KeOps + Lanczos": ("C4", "D"),
     "dense + Lanczos": ("0.55", "X"),
-    "our list + SciPy": ("C5", "<"),
+    "PyGSP": ("C6", ">"),
+    "list + SciPy": ("C5", "<"),
 }
 
 Row = dict[str, Any]

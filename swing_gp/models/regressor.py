@@ -116,6 +116,11 @@ class GraphGPRegressor(RegressorMixin, BaseEstimator):
     def fit(self, X: Any, y: Any, X_unlabeled: Any = None) -> GraphGPRegressor:
         """Learn from inputs (n, d) and targets (n,) or (n, k); inputs without a target widen the graph."""
         check_choice("graph", self.graph, ("implicit", "knn"))
+        if self.graph == "knn" and (self.ard or self.num_features is not None or self.features not in ("landmarks", "auto")):
+            raise ValueError(
+                "features, num_features and ard belong to graph='implicit': nearest neighbours are exact and have no "
+                "lengthscale. Leave them out."
+            )
         check_choice("kernel", self._kernel_name, tuple(KERNELS))
         check_count("max_steps", self.max_steps, minimum=0)
         check_count("patience", self.patience)

@@ -252,6 +252,13 @@ def test_a_regressor_on_a_swiss_roll(tmp_path):
     np.testing.assert_allclose(pickle.loads(pickle.dumps(model)).predict(x[300:]), mean, rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.parametrize("option", [{"num_features": 9}, {"features": "grid"}, {"ard": True}], ids=str)
+def test_options_of_the_implicit_graph_are_refused(option):
+    x = cloud(30, 2).numpy()
+    with pytest.raises(ValueError, match="features, num_features and ard belong to graph='implicit'"):
+        GraphGPRegressor(graph="knn", **option).fit(x, x[:, 0])
+
+
 def test_samples_of_a_regressor():
     x = cloud(80, 2).numpy()
     model = GraphGPRegressor(graph="knn", max_steps=5).fit(x, np.sin(4 * x[:, 0]))
