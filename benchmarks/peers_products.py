@@ -187,6 +187,15 @@ METHODS = {
 }
 
 
+def least(function: Callable[[], Any]) -> tuple[float, Any]:
+    """The least time of up to five, where they are short: a moment's wait for a core would be many times as long."""
+    times: list[float] = []
+    while len(times) < 5 and sum(times) < 0.5:
+        seconds, result = clock(function)
+        times.append(seconds)
+    return min(times), result
+
+
 def measure_product(case: GraphCase, name: str, reference: str) -> dict[str, Any]:
     """Seconds of set-up and of K v, peak memory, and the relative error."""
     torch.set_num_threads(multiprocessing.cpu_count())
@@ -196,8 +205,8 @@ def measure_product(case: GraphCase, name: str, reference: str) -> dict[str, Any
     v = case.vector().double()
     if case.cloud == GIVEN:
         given(case)  # not counted
-    setup, product = clock(lambda: build(case))
-    seconds, found = clock(lambda: product(v))
+    setup, product = least(lambda: build(case))
+    seconds, found = least(lambda: product(v))
     return {"setup": setup, "kv": seconds, "peak_gb": peak_gigabytes(), "error": relative(found, torch.load(reference))}
 
 
