@@ -94,6 +94,13 @@ def advance(matrix: Tensor, rhs: Tensor, scale: float, before: Tensor) -> Tensor
     return torch.addmm(before, matrix, rhs, beta=-1, alpha=scale, out=before)
 
 
+def sparse_tensor(matrix: scipy.sparse.csr_array, dtype: torch.dtype = torch.float64) -> Tensor:
+    """A SciPy matrix as a torch CSR tensor without gradients, whose products with blocks of columns run on all threads."""
+    matrix = scipy.sparse.csr_array(matrix)
+    matrix.sort_indices()
+    return SparsePattern.from_scipy(matrix).csr(torch.from_numpy(matrix.data).to(dtype))
+
+
 class _Product(torch.autograd.Function):
     """A sparse matrix times a dense one. torch's own backward pass makes a dense matrix of the full shape for the values."""
 
