@@ -38,6 +38,8 @@ PRODUCTS = 10
 WEIGHT, FFT_POINT, LIST_ENTRY = 40, 40, 5
 # Smaller grids and graphs count as this many points: calls take longer than arithmetic there.
 LEAST_GRID, LEAST_NODES = 2**15, 4000
+# Terms of a polynomial that a multigrid solve is worth, for every factor of a precision.
+SOLVE_TERMS = 60
 # Terms of a series on a graph whose spectrum is not known beforehand.
 RAW_TERMS = 24
 # Beyond this many nodes products with all pairs take minutes, and have to be asked for by name.
@@ -64,6 +66,8 @@ class Choice:
     :ivar estimated_error: what is known of the error of W after it was made: for the grid that of an exact block, for
         landmarks the mean residual; None where nothing was measured.
     :ivar detail: the feature map in words, with its number of modes, pairs or features.
+    :ivar form: ``"precision"`` where Gaussian processes go through the inverse of the kernel, which is sparse; otherwise
+        ``"covariance"``.
     """
 
     method: str
@@ -71,6 +75,7 @@ class Choice:
     predicted_error: float
     estimated_error: float | None = None
     detail: str = ""
+    form: str = "covariance"
 
     @classmethod
     def of(cls, features: FeatureMap, method: str, reason: str, tol: float, series: Series) -> Choice:
@@ -81,7 +86,8 @@ class Choice:
         growth, left = sensitivity(graph, series), known or 0.0
         # The slope of a steep series near zero says nothing of errors far above its floor.
         error = max(left if series.steep else growth * left, growth * rounding)
-        return cls(method, reason, max(tol, error), known, repr(features))
+        form = "precision" if takes_precision(features, series) else "covariance"
+        return cls(method, reason, max(tol, error), known, repr(features), form)
 
     def checked(self, tol: float) -> Choice:
         """The same, after a warning where the tolerance will be missed by far."""
@@ -104,6 +110,17 @@ def margin(graph: Graph, series: Series) -> float:
     """By how much weights are to be more accurate than the kernel: the sensitivity, in steps, so that one map serves many
     series."""
     return 4.0 ** math.ceil(math.log(sensitivity(graph, series), 4) - 1e-9)
+
+
+def takes_precision(features: FeatureMap, series: Series) -> bool:
+    """Whether the inverse of a kernel is sparse: of series that have an inverse, on a sparse symmetric matrix."""
+    return features.sparse and features.graph.normalization == "symmetric" and series.inverse() is not None
+
+
+def solve_terms(series: Series) -> float:
+    """The terms of a polynomial that a product takes as long as where it is a solve with a sparse precision."""
+    inverse = series.inverse()
+    return math.inf if inverse is None else SOLVE_TERMS * max(1.0, inverse.order)
 
 
 def exact_features(graph: Graph) -> FeatureMap:
@@ -239,12 +256,13 @@ def _count_work(
     """The work of every route that can meet the tolerance, why the others cannot, and landmarks if all nodes were probed."""
     nodes, notes = graph.num_nodes, []
     work: dict[str, float] = {}
-    terms = len(series.chebyshev(graph.spectrum, 0.1 * tol)) if graph.normalization else RAW_TERMS
+    terms = series.num_terms(graph.spectrum, 0.1 * tol) if graph.normalization else RAW_TERMS
     neighbors, effective_rank = sample_pairs(graph, list_cutoff(graph, max(weights_tol, tol / MOST_OF_LISTS)))
     if nodes <= ONE_BLOCK:
         work["pairwise"] = nodes**2 * (WEIGHT + PRODUCTS * terms)
     if neighbors <= MAX_NEIGHBORS:  # a pair has to be found and sorted before it is weighed
-        work["neighbors"] = nodes * neighbors * LIST_ENTRY * (3 * WEIGHT + PRODUCTS * terms)
+        steps = min(terms, solve_terms(series)) if graph.normalization == "symmetric" else terms
+        work["neighbors"] = nodes * neighbors * LIST_ENTRY * (3 * WEIGHT + PRODUCTS * steps)
     else:
         notes.append(f"a list would hold {neighbors:.0f} neighbours a node")
     if (modes := count_modes(graph, weights_tol)) is not None:

@@ -53,6 +53,8 @@ class FeatureMap(ABC):
     bounded = False
     # Whether weights are known between any two points, or only between points and nodes.
     weighs_any_pair = True
+    # Whether W is a sparse matrix to it, :meth:`sparse_weights`.
+    sparse = False
     # What helps where the error of the map exceeds the degree of a node.
     remedy = "a smaller tol, or features='neighbors' or 'landmarks'"
 
@@ -89,8 +91,12 @@ class FeatureMap(ABC):
         return self
 
     def node_matrix(self) -> tuple[SparsePattern, Tensor] | None:
-        """W as a sparse matrix, where the map has one: its pattern and its entries."""
+        """W as a sparse matrix, where the map keeps one for products: its pattern and its entries."""
         return None
+
+    def sparse_weights(self) -> tuple[SparsePattern, Tensor] | None:
+        """W as a sparse matrix, where it is one."""
+        return self.node_matrix()
 
     def prepare(self, x: Tensor) -> Any:
         """What evaluations at the same points share, to be given to the verbs in place of the points."""

@@ -50,6 +50,8 @@ class NeighborFeatures(NodeFeatures):
     :param room: the list also holds for lengthscales this many times shorter or longer.
     """
 
+    sparse = True
+
     def __init__(self, graph: ImplicitGraph, tol: float = 1e-6, *, cutoff: float | None = None, room: float = 1.0) -> None:
         super().__init__(graph)
         self.tol = check_interval("tol", tol, 0, 1)
@@ -94,6 +96,9 @@ class NeighborFeatures(NodeFeatures):
     @cached_property
     def node_weights(self) -> Tensor:  # (pairs,)
         return self._log_weights(self.graph.points, self.graph.points, self.pattern).exp()
+
+    def sparse_weights(self) -> tuple[SparsePattern, Tensor]:
+        return self.pattern, self.node_weights
 
     def _log_weights(self, x: Tensor, y: Tensor, pattern: SparsePattern) -> Tensor:
         def weigh(x: Tensor, edge: EdgeFunction, _: Tensor, y: Tensor, rows: Tensor, columns: Tensor) -> Tensor:

@@ -31,6 +31,7 @@ class SparseFeatures(NodeFeatures):
     """
 
     graph: SparseGraph
+    sparse = True
 
     def __repr__(self) -> str:
         return f"SparseFeatures(entries={self.graph.pattern.num_entries})"

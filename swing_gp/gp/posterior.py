@@ -27,6 +27,8 @@ from swing_gp.operators.low_rank_covariance import LowRankCross, LowRankPlusGrou
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 from swing_gp.operators.noisy import NoisyKernelLinearOperator
 from swing_gp.operators.posterior import PosteriorCovariance, batched_covariance
+from swing_gp.operators.precision_posterior import PrecisionPosteriorCovariance, seen_after
+from swing_gp.operators.precision_solver import NoisyPrecision
 
 
 def posterior_of(noisy: Any, offset: Tensor, cross: Any) -> LowRankPosterior | IterativePosterior | None:
@@ -39,7 +41,8 @@ def posterior_of(noisy: Any, offset: Tensor, cross: Any) -> LowRankPosterior | I
     if isinstance(noisy, LowRankPlusDiagonal) and isinstance(cross, (LowRankCross, LowRankPlusDiagonal)):
         return LowRankPosterior(noisy, offset)
     if isinstance(noisy, (NoisyKernelLinearOperator, Stack)) and isinstance(cross, (KernelBlock, KernelBlocks)):
-        return IterativePosterior(noisy, offset)
+        solver = noisy.structured_solver() if isinstance(noisy, NoisyKernelLinearOperator) else None
+        return PrecisionPosterior(noisy, offset) if isinstance(solver, NoisyPrecision) else IterativePosterior(noisy, offset)
     return None
 
 
@@ -121,3 +124,33 @@ class IterativePosterior:
 
 def _elements(part: Any, batch: torch.Size) -> list[Any]:
     return part._expand_batch(batch).elements() if part.batch_shape else [part] * batch.numel()
+
+
+class PrecisionPosterior(IterativePosterior):
+    """By solves with the posterior precision of the nodes: means at all of them from one, and nothing cancels."""
+
+    @cached_property
+    def _node_mean(self) -> Tensor:  # (N, k), float64
+        offset = self.offset.detach()
+        return self.noisy.structured_solver().node_mean(offset.reshape(-1, offset.shape[-1]).mT)
+
+    def mean(self, cross: KernelBlock | KernelBlocks) -> Tensor:  # (*batch, t)
+        whole = cross.whole if isinstance(cross, KernelBlocks) else cross
+        if len(whole.inputs[1]) != self.noisy.shape[-1]:  # every list has training inputs of its own
+            return super().mean(cross)
+        with torch.no_grad():
+            solver = self.noisy.structured_solver()
+            seen = seen_after(whole, solver)
+            weights = self.weights.detach().reshape(-1, self.noisy.shape[-1]).mT.double() * solver.scale
+            values = seen.mean(self._node_mean, weights).to(self.offset.dtype)  # (t, k)
+            values = values.mT.reshape(*self.offset.shape[:-1], *(cross.rows if isinstance(cross, KernelBlocks) else (-1,)))
+        if not (torch.is_grad_enabled() and (cross.requires_grad or self.weights.requires_grad)):
+            return values
+        # Gradients by products with the kernel, whose values have fewer digits.
+        followed = super().mean(cross)
+        return values + (followed - followed.detach())
+
+    def covariance(self, test: KernelBlock | KernelBlocks, cross: KernelBlock | KernelBlocks) -> LinearOperator:
+        if isinstance(test, KernelBlock) and isinstance(cross, KernelBlock):
+            return PrecisionPosteriorCovariance(test, cross, self.noisy)
+        return super().covariance(test, cross)

@@ -9,6 +9,7 @@ from linear_operator.operators import LinearOperator
 from torch import Tensor
 
 from swing_gp.features.base import FeatureMap
+from swing_gp.linalg.polynomial import clenshaw, clenshaw_in_place
 from swing_gp.linalg.sparse import SparsePattern, advance
 from swing_gp.operators.diagnostics import GraphOperator
 from swing_gp.operators.matrix_free import MatrixFreeLinearOperator
@@ -63,6 +64,12 @@ class AdjacencyLinearOperator(GraphOperator, MatrixFreeLinearOperator):
         if self._csr is None:
             return before.neg_().add_(self._apply(rhs), alpha=scale)
         return advance(self._csr, rhs, scale, before)
+
+    def polynomial(self, coefficients: Tensor, interval: tuple[float, float], rhs: Tensor) -> Tensor:  # (N, k)
+        """A polynomial of this matrix, from its Chebyshev coefficients on an interval that holds the spectrum."""
+        if torch.is_grad_enabled():
+            return clenshaw(self._apply, coefficients, interval, rhs)
+        return clenshaw_in_place(self.advance, coefficients, interval, rhs)
 
     def _apply(self, rhs: Tensor) -> Tensor:
         pattern = self._pattern

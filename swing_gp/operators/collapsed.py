@@ -8,6 +8,7 @@ from swing_gp.features.base import FeatureMap
 from swing_gp.operators.grid_kernel import grid_kernel
 from swing_gp.operators.low_rank_kernel import low_rank_kernel
 from swing_gp.operators.polynomial_kernel import polynomial_kernel
+from swing_gp.operators.precision_kernel import sparse_kernel
 from swing_gp.series.base import Series
 
 
@@ -19,7 +20,9 @@ def collapsed_kernel(features: FeatureMap, series: Series, tol: float | None = N
     if features.form == "modes":  # also of a small grid, which becomes one of low rank
         series.check_smooth()
     features = features.simplified()
+    make: Any
     if features.form == "polynomial":
-        return polynomial_kernel(features, series, tol)
-    make: Any = {"low rank": low_rank_kernel, "modes": grid_kernel}[features.form]
+        make = sparse_kernel if features.sparse else polynomial_kernel
+        return make(features, series, tol)
+    make = {"low rank": low_rank_kernel, "modes": grid_kernel}[features.form]
     return make(features, series)

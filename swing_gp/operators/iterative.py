@@ -33,6 +33,8 @@ def inv_quad_logdet(operator: Any, rhs: Tensor, probes: int) -> tuple[Tensor, Te
 
 
 def _iterate(operator: Any, rhs: Tensor) -> Iterations:
+    if (found := operator.iterate(rhs)) is not None:
+        return found
     tol = solve_tolerance(rhs.dtype)
     found = conjugate_gradients(
         operator._matmul,
@@ -70,9 +72,14 @@ class _Solve(torch.autograd.Function):
 class _InvQuadLogdet(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, operator: Any, rhs: Tensor, probes: int, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-        _, preconditioner, logdet = operator._preconditioner()
         # H s = P^-1 b, and b itself
         image = starts = frozen_signs(len(rhs), probes, rhs.dtype, rhs.device)
+        if (solver := operator.structured_solver()) is not None:
+            solution = operator.iterate(torch.cat([starts, rhs], dim=-1)).solution
+            ctx.operator = operator
+            ctx.save_for_backward(solution, image)
+            return (rhs * solution[:, probes:]).sum(0), solver.logdet_terms(probes)
+        _, preconditioner, logdet = operator._preconditioner()
         if preconditioner is not None and probes:
             image = preconditioner.root_inv_decomposition().root @ starts
             starts = preconditioner @ image

@@ -92,6 +92,14 @@ class MatrixFreeKernel(GraphOperator, MatrixFreeLinearOperator):
         """What :meth:`between` needs of the series, as a tensor of its own so that gradients reach it."""
         return self.series.coefficients(1)[:0].to(self.dtype)
 
+    def exact_diagonal(self, number: int) -> bool:
+        """Whether so many entries of the diagonal are computed exactly, by a product for each."""
+        return number <= EXACT_DIAGONAL
+
+    def covariance_solver(self, block: KernelBlock, noise: Tensor) -> Any:
+        """What solves with a block of covariances plus noise otherwise than by products, if there is such a way."""
+        return None
+
     def between(self, rows: Places, columns: Places, leading: Tensor, second: Tensor) -> Callable[[Tensor], Tensor]:
         """Products with the kernel beyond its identity part between any points.
 
@@ -163,7 +171,7 @@ class KernelBlock(MatrixFreeLinearOperator):
         return self._replace(*tensors, inputs=(self.inputs[0][row_index], self.inputs[1][col_index]))
 
     def _diagonal(self) -> Tensor:
-        if self.shape[-1] <= EXACT_DIAGONAL or not self.inputs[0].same_as(self.inputs[1]):
+        if self.base.exact_diagonal(self.shape[-1]) or not self.inputs[0].same_as(self.inputs[1]):
             return super()._diagonal()
         if self.between_nodes:
             return self.outputscale * self.base._diagonal()[self.inputs[0].nodes]
@@ -203,6 +211,9 @@ class KernelBlock(MatrixFreeLinearOperator):
         if not self.can_sample:
             return self.dense_root() @ white_noise(self, self.shape[-1], number, generator=generator)
         return self.prior_samples(self._getitem(slice(0, 0), slice(0, 0)), number, generator)
+
+    def noisy_solver(self, noise: Tensor) -> Any:
+        return self.base.covariance_solver(self, noise)
 
     def precondition(self, noise: Tensor) -> LowRankPlusDiagonal | None:
         """The landmark kernel plus the noise, where it is close enough to help; repeated inputs go without."""

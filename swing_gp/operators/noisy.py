@@ -12,6 +12,7 @@ from linear_operator.utils.cholesky import psd_safe_cholesky
 from linear_operator.utils.memoize import cached
 from torch import Tensor
 
+from swing_gp.linalg.conjugate_gradients import Iterations
 from swing_gp.linalg.gram import white_noise
 from swing_gp.operators import iterative
 from swing_gp.operators.broadcast import BroadcastLinearOperator
@@ -34,9 +35,21 @@ class Solvable(Indexed):
         if self.is_square and self.asymmetry is not None:
             raise ValueError(f"Solves, log-determinants, roots and noise take a symmetric matrix, and {self.asymmetry}")
 
+    def structured_solver(self) -> Any:
+        """What solves with this matrix otherwise than by products with it, if there is such a way."""
+        return None
+
+    def iterate(self, rhs: Tensor) -> Iterations | None:  # (N, k)
+        """A solve by :meth:`structured_solver`, if there is one."""
+        solver = self.structured_solver()
+        return None if solver is None else solver.iterate(rhs)
+
+    def _is_dense(self, fast: Any) -> bool:
+        return is_dense(self.shape[-1], fast)
+
     def solve(self, right_tensor: Tensor, left_tensor: Tensor | None = None) -> Tensor:
         columns = self._columns_of(right_tensor)
-        if is_dense(self.shape[-1], settings.fast_computations.solves):
+        if self._is_dense(settings.fast_computations.solves):
             solution = torch.cholesky_solve(columns.double(), self._dense_factor()).to(columns.dtype)
         else:
             solution = iterative.solve(self, columns)
@@ -51,7 +64,7 @@ class Solvable(Indexed):
     ) -> tuple[Tensor, Tensor]:
         zero = torch.zeros((), dtype=self.dtype, device=self.device)
         columns = self._columns_of(zero.new_zeros(self.shape[-1], 0) if inv_quad_rhs is None else inv_quad_rhs)
-        if is_dense(self.shape[-1], settings.fast_computations.log_prob):
+        if self._is_dense(settings.fast_computations.log_prob):
             factor, doubled = self._dense_factor(), columns.double()
             terms = (doubled * torch.cholesky_solve(doubled, factor)).sum(0)
             estimates = 2 * factor.diagonal().log().sum(-1, keepdim=True)
@@ -65,7 +78,7 @@ class Solvable(Indexed):
     @torch.no_grad()
     def logdet_with_error(self) -> tuple[float, float]:
         """The log-determinant and its standard error over the probes of the quadrature; zero where it is exact."""
-        if is_dense(self.shape[-1], settings.fast_computations.log_prob):
+        if self._is_dense(settings.fast_computations.log_prob):
             return float(self.logdet()), 0.0
         nothing = torch.empty(self.shape[-1], 0, dtype=self.dtype, device=self.device)
         estimates = iterative.inv_quad_logdet(self, self._columns_of(nothing), num_probes())[1]
@@ -124,6 +137,10 @@ class TakesNoise(Solvable):
         """A matrix close to the kernel plus the noise that is solved with in closed form, if there is one."""
         return None
 
+    def noisy_solver(self, noise: Tensor) -> Any:
+        """What solves with the kernel plus the noise otherwise than by products with it, if there is such a way."""
+        return None
+
     def add_diagonal(self, diag: Tensor) -> LinearOperator:
         self.check_symmetric()
         return with_noise(self, diag)
@@ -145,6 +162,16 @@ class NoisyKernelLinearOperator(Solvable, AddedDiagLinearOperator):
         """Solves with a matrix close to this one, the matrix, and its log-determinant; made once for all solves."""
         close = self._linear_op.precondition(self._diag_tensor._diagonal().detach())
         return (None, None, None) if close is None else (close.solver(), close, close.logdet())
+
+    @cached(name="structured_solver")
+    @torch.no_grad()
+    def structured_solver(self) -> Any:
+        """That of the kernel, made once for all solves."""
+        return self._linear_op.noisy_solver(self._diag_tensor._diagonal().detach())
+
+    def _is_dense(self, fast: Any) -> bool:
+        # Few observations on a large graph: a solver that knows the graph is cheaper than all their covariances.
+        return super()._is_dense(fast) and self.structured_solver() is None
 
     def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
         return self._linear_op.part_of(self, row_index, col_index)

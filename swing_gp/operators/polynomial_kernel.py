@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cached_property
 
 import torch
 from linear_operator import settings
@@ -14,9 +15,11 @@ from torch import Tensor
 
 from swing_gp.features.base import DenseFeatures, FeatureMap, NodeFeatures
 from swing_gp.graphs.sparse import SparseGraph
-from swing_gp.linalg.polynomial import clenshaw, clenshaw_in_place, spectral_radius
+from swing_gp.linalg.polynomial import spectral_radius
 from swing_gp.operators.adjacency import AdjacencyLinearOperator, adjacency
-from swing_gp.operators.kernel_block import MatrixFreeKernel, Places
+from swing_gp.operators.kernel_block import KernelBlock, MatrixFreeKernel, Places
+from swing_gp.operators.precision import PrecisionLinearOperator, precision_of
+from swing_gp.operators.precision_solver import NoisyPrecision, covariance_solver, node_solver
 from swing_gp.series.base import Series
 
 # Relative error of the square root that samples are drawn with.
@@ -44,9 +47,7 @@ class SeriesLinearOperator(MatrixFreeKernel):
 
     def _polynomial(self, coefficients: Tensor, rhs: Tensor) -> Tensor:
         """Another polynomial of the same matrix."""
-        if torch.is_grad_enabled():
-            return clenshaw(self.adjacency._apply, coefficients, self.interval, rhs)
-        return clenshaw_in_place(self.adjacency.advance, coefficients, self.interval, rhs)
+        return self.adjacency.polynomial(coefficients, self.interval, rhs)
 
     @cached(name="root_decomposition")
     def root_decomposition(self, method: str | None = None) -> LinearOperator:
@@ -58,6 +59,17 @@ class SeriesLinearOperator(MatrixFreeKernel):
         return RootLinearOperator(self.__class__(self.adjacency, root.to(self.coefficients), **self._kwargs))
 
     can_sample_anywhere = False  # off the graph
+
+    @cached_property
+    def precision(self) -> PrecisionLinearOperator | None:
+        """The inverse, where it is sparse."""
+        return precision_of(self.adjacency, self.series, self.interval)
+
+    def noisy_solver(self, noise: Tensor) -> NoisyPrecision | None:
+        return None if self.precision is None else node_solver(self.precision, noise)
+
+    def covariance_solver(self, block: KernelBlock, noise: Tensor) -> NoisyPrecision | None:
+        return None if self.precision is None else covariance_solver(self.precision, self.series, block, noise)
 
     def second_coefficients(self) -> Tensor:
         r"""Chebyshev coefficients for :meth:`between`: of :math:`h_2 = (h - \alpha_1)/\lambda`, or of h and :math:`h^2/g`."""
@@ -130,18 +142,22 @@ def polynomial_kernel(features: FeatureMap, series: Series, tol: float | None = 
 
     :param tol: relative tolerance of the polynomial; machine precision if None.
     """
-    graph = features.graph
-    matrix = adjacency(features)
-    interval = _spectral_interval(matrix)
-    series.check_spectrum(interval, psd=graph.normalization != "random_walk", dtype=graph.points.dtype)
-    # The little that features may put below the interval belongs to it: polynomials of sharp series grow fast there.
-    low, high = interval
-    interval = min(low, max(low - features.deficit * high, -high, series.least)), high
+    matrix, interval = spectral_interval(features, series)
     tol = 100 * torch.finfo(matrix.dtype).eps if tol is None else tol
     # Of the kernel beyond its identity part, which may be next to nothing beside it.
     share = series.share_beyond_identity(interval)
     coefficients = series.chebyshev(interval, max(0.1 * tol * share, 1e-15)).to(matrix.log_degree)
     return SeriesLinearOperator(matrix, coefficients, interval=interval, series=series)
+
+
+def spectral_interval(features: FeatureMap, series: Series) -> tuple[AdjacencyLinearOperator, tuple[float, float]]:
+    """The matrix of a graph, and an interval that holds its spectrum, after a check that the series has a kernel there."""
+    matrix = adjacency(features)
+    low, high = _spectral_interval(matrix)
+    psd = features.graph.normalization != "random_walk"
+    series.check_spectrum((low, high), psd=psd, dtype=features.graph.points.dtype)
+    # The little that features may put below the interval belongs to it: polynomials of sharp series grow fast there.
+    return matrix, (min(low, max(low - features.deficit * high, -high, series.least)), high)
 
 
 @torch.no_grad()

@@ -9,9 +9,13 @@ matrix-free, up to 800 nodes      a dense Cholesky factor in float64; up to 2,00
                                   off (``gpytorch.settings.fast_computations``), and never above
 matrix-free, above                conjugate gradients, preconditioned by landmarks where those help; log-determinants by
                                   Lanczos quadrature over random signs
+precision form                    series with an inverse on sparse graphs: conjugate gradients on the posterior precision
+                                  of the nodes, preconditioned by multigrid; log-determinants from sparse factors where
+                                  they are predicted to be cheap; dense where both graph and observations are small
 diagonal of a matrix-free kernel  exact, column by column, up to 2,048 nodes; above an estimate with its standard error
 mean variance of the nodes        from all eigenvalues up to 2,000 nodes; above the mean of an estimated diagonal
-posterior variances               solved for one by one up to 512 inputs; above an estimate with its standard error
+posterior variances               solved for one by one up to 512 inputs; above an estimate with its standard error. In
+                                  precision form, and for diagonals, while inputs times nodes stay below 2^24
 ================================  ====================================================================================
 
 The sizes are ours, not linear_operator's; ``cg_tolerance``, ``max_cg_iterations`` and ``num_trace_samples`` of its settings are
@@ -29,6 +33,8 @@ from linear_operator import settings
 DENSE, MOST_DENSE = 800, 2000
 # Nodes up to which a diagonal is exact, and inputs up to which posterior variances are solved for.
 EXACT_DIAGONAL, EXACT_VARIANCES = 2048, 512
+# Columns times nodes up to which variances in precision form are solved for one by one.
+MOST_SOLVED = 2**24
 # Relative residual of conjugate gradients. linear_operator's default, 1 in training and 0.01 otherwise, gives wrong gradients.
 SOLVE_TOL = {torch.float32: 1e-4, torch.float64: 1e-6}
 TRACE_SAMPLES = 10

@@ -30,9 +30,11 @@ class Solution:
     """A solution and how it was found.
 
     :ivar solution: x, of the shape of the right-hand side.
-    :ivar method: ``"woodbury"`` (closed form), ``"cg"``, or ``"pcg"`` (conjugate gradients, preconditioned by landmarks).
+    :ivar method: ``"woodbury"`` (closed form), ``"cg"``, ``"pcg"`` (conjugate gradients, preconditioned by landmarks), or
+        ``"precision"`` (conjugate gradients with the posterior precision of the nodes, preconditioned by multigrid).
     :ivar iterations: products with the matrix that the method took; 0 in closed form.
-    :ivar residuals: relative residuals, the largest over right-hand sides, after every iteration; the last is measured.
+    :ivar residuals: relative residuals, the largest over right-hand sides, after every iteration; the last is measured. In
+        precision form they are those of the nodes, in the norm of the preconditioner.
     :ivar converged: whether the last one, the measured residual, is at most the tolerance.
     """
 
@@ -75,6 +77,12 @@ def solve(
     if not as_number("tol", tol) > 0:
         raise ValueError(f"tol must be positive, got {tol!r}.")
     noisy = operator.add_diagonal(noise.reshape(1) if noise.dim() == 0 else noise)
+    structured = noisy.structured_solver() if isinstance(noisy, NoisyKernelLinearOperator) else None
+    if structured is not None:
+        columns = rhs.unsqueeze(-1) if rhs.dim() == 1 else rhs
+        found = structured.iterate(columns, min(tol, 1e-9))
+        residuals = tuple(found.residuals)
+        return Solution(found.solution.reshape(rhs.shape), "precision", len(residuals), residuals, residuals[-1] <= tol)
     closed_form = noisy.solver() if isinstance(noisy, LowRankPlusDiagonal) else None
     precondition = noisy._preconditioner()[0] if isinstance(noisy, NoisyKernelLinearOperator) else None
     method = "woodbury" if closed_form else "pcg" if precondition else "cg"

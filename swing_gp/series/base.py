@@ -25,6 +25,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -36,6 +37,27 @@ MAX_HORIZON = 2000
 MAX_CHEBYSHEV_DEGREE = 4096
 # How far below the largest number of a dtype a kernel has to stay: sums over nodes and over terms go beyond its eigenvalues.
 ROOM = 1e6
+
+
+@dataclass(frozen=True)
+class Inverse:
+    r"""The inverse of a closed form that is smooth on the spectrum, :math:`1/g = (a + b \lambda)^m \rho(\lambda)`.
+
+    On a sparse graph the inverse of K is then a product of sparse matrices, which is what a Gaussian process needs: a Matérn
+    kernel has :math:`(1 + 2\nu/\kappa^2 - \lambda)^\nu`.
+
+    :ivar linear: a and b, (2,), float64; b < 0, and a + b > 0.
+    :ivar whole: m.
+    :ivar rest: :math:`\rho`, positive on the spectrum; None for one.
+    :ivar order: the power of :math:`a + b \lambda` that :math:`1/g` is closest to, by which preconditioners go.
+    :ivar closed: :math:`1/g` as a series of its own, whose remainders are what goes on off the graph.
+    """
+
+    linear: Tensor
+    whole: int
+    rest: Callable[[Tensor], Tensor] | None
+    order: float
+    closed: Series
 
 
 class Series(ABC):
@@ -72,6 +94,10 @@ class Series(ABC):
     @abstractmethod
     def coefficients(self, number: int) -> Tensor:
         r""":math:`\alpha_0, \dots, \alpha_{n-1}` in float64."""
+
+    def inverse(self) -> Inverse | None:
+        r""":math:`1/g`, where it is smooth: kernels of sparse graphs are solved with through it."""
+        return None
 
     def modulation(self, number: int) -> Tensor:
         r""":math:`\rho_0, \dots, \rho_{n-1}` in float64, with :math:`\sum_j \rho_j \rho_{k-j} = \alpha_k`."""
@@ -168,6 +194,14 @@ class Series(ABC):
                 "features='landmarks'."
             )
         return found
+
+    def num_terms(self, interval: tuple[float, float], tol: float) -> float:
+        """The terms of a Chebyshev polynomial of g to a relative ``tol``; infinite where there is none."""
+        try:
+            with torch.no_grad():
+                return len(self.chebyshev(interval, tol))
+        except ValueError:
+            return math.inf
 
     def share_beyond_identity(self, interval: tuple[float, float]) -> float:
         r""":math:`\max|g - \alpha_0| / \max|g|` over a spectrum."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from swing_gp.linalg.expansions import horner
-from swing_gp.series.base import Series
+from swing_gp.series.base import Inverse, Series
 from swing_gp.utils.validation import as_parameter, as_real, check_count
 
 
@@ -78,12 +78,37 @@ class _Binomial(Series):
         a, b, power = (term.to(eigenvalues) for term in self._terms())
         return (a + b * eigenvalues).pow(power)
 
+    def inverse(self) -> Inverse | None:
+        a, b, power = self._terms()
+        order = -power.item()
+        if not (order > 0 and b.item() < 0):
+            return None
+        whole = math.floor(order + 1e-12)
+        if power.requires_grad and order - whole < 1e-12:
+            whole -= 1  # a power of zero would be one, without a trace of its derivative
+        left = -power - whole
+        rest = _Power(a, b, left) if abs(left.item()) > 1e-12 else None
+        return Inverse(torch.stack([a, b]), whole, rest, order, _Power(a, b, -power))
+
     def coefficients(self, number: int) -> Tensor:
         return _binomial(*self._terms(), number)
 
     def modulation(self, number: int) -> Tensor:
         a, b, power = self._terms()
         return _binomial(a, b, power / 2, number)
+
+
+class _Power(_Binomial):
+    """The inverse of a binomial series, which is one."""
+
+    def __init__(self, *terms: Tensor) -> None:
+        self.terms = terms
+        power = terms[-1].item()
+        self.degree = int(power) if float(power).is_integer() and not terms[-1].requires_grad else None
+
+    def _terms(self) -> tuple[Tensor, Tensor, Tensor]:
+        a, b, power = self.terms
+        return a, b, power
 
 
 def _binomial(a: Tensor, b: Tensor, power: Tensor, number: int) -> Tensor:

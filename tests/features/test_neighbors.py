@@ -28,6 +28,7 @@ from swing_gp import (
 )
 from swing_gp.linalg import sparse
 from swing_gp.linalg.sparse import SparsePattern
+from swing_gp.operators.polynomial_kernel import polynomial_kernel
 
 
 def generator(seed=0):
@@ -104,7 +105,7 @@ def test_no_eigenvalue_of_a_list_lies_further_below_zero_than_it_says(spacing, d
 
 def test_fine_lists_take_no_longer_polynomials():
     graph, series = ImplicitGraph(paper_cloud(300), Gaussian(1.0)), RegularizedLaplacian(300.0)
-    operator = graph_kernel(graph, series, features="neighbors", tol=1e-6)
+    operator = polynomial_kernel(NeighborFeatures(graph, 1e-7), series, 1e-6)
     assert operator.interval[0] < 0
     assert len(operator.coefficients) <= len(series.chebyshev((0.0, 1.0), 1e-7)) + 1
     # What is left out has no sign to speak of.
