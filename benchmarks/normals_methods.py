@@ -285,7 +285,7 @@ def collapsed(task: Task, features: str, **words: Any) -> Tensor:
 
 
 def default(task: Task, rule: str) -> Tensor:
-    return interpolate(task.points, task.known, task.values, rule=rule, criterion="cosine", centered=False).values
+    return interpolate(task.points, task.known, task.values, rule=rule, criterion="cosine", mean=None).values
 
 
 METHODS: dict[str, Callable[[Task], Tensor]] = {

@@ -135,7 +135,7 @@ def nearest_known(vertices: np.ndarray, known: np.ndarray, values: np.ndarray) -
 
 def _interpolate(arguments: argparse.Namespace, points: Tensor, known: Tensor, values: Tensor) -> Interpolation:
     options: dict[str, Any] = {name: getattr(arguments, name) for name in ("rule", "noise", "features", "num_features", "tol")}
-    options |= {"criterion": "cosine", "centered": False, "progress": progress_wanted()}
+    options |= {"criterion": "cosine", "mean": None, "progress": progress_wanted()}
     if arguments.graph == "knn":
         return interpolate(knn_graph(points, NEIGHBORS), known, values[known], **options)
     if arguments.lengthscale is None:

@@ -3,8 +3,8 @@ r"""Interpolation on implicit graphs: values known at some nodes, wanted at all.
 Three rules with one kernel K, for values F at known nodes j:
 
 =================  =====================================================================================================
-``"gp"``           the posterior mean of a Gaussian process, :math:`m + K_{ij} (K_{jj} + \sigma^2 I)^{-1} (F_j - m)`, with the
-                   mean m of the known values, or 0
+``"gp"``           the posterior mean of a Gaussian process, :math:`m_i + K_{ij} (K_{jj} + \sigma^2 I)^{-1} (F_j - m_j)`, with
+                   a constant or a linear trend m that is estimated with it, or 0
 ``"paper"``        :math:`\sum_j K_{ij} F_j`: right for directions, wrong in scale for anything else
 ``"normalized"``   :math:`\sum_j K_{ij} F_j / \sum_j K_{ij}`: a weighted mean
 =================  =====================================================================================================
@@ -31,6 +31,7 @@ from torch import Tensor
 from swing_gp.features.auto import Choice
 from swing_gp.features.grid import least_tol
 from swing_gp.gp.posterior import posterior_of
+from swing_gp.gp.trend import MEANS, Trend, trend_basis
 from swing_gp.graphs.edges import Gaussian
 from swing_gp.graphs.graph import Graph
 from swing_gp.graphs.implicit import ImplicitGraph
@@ -86,7 +87,7 @@ def interpolate(
     rule: str = "gp",
     noise: float | None = None,
     criterion: str = "rmse",
-    centered: bool = True,
+    mean: str | None = "constant",
     features: str = "auto",
     walks: Walks | None = None,
     tol: float | None = None,
@@ -107,13 +108,15 @@ def interpolate(
     :param rule: see above. The GP needs a symmetric positive semi-definite kernel; walks are one with ``sides=2``.
     :param noise: for the GP, the noise variance over the mean prior variance of the known nodes.
     :param criterion: what to choose by: ``"rmse"``, ``"cosine"`` for directions, or for the GP ``"likelihood"``.
-    :param centered: for the GP, whether its mean is that of the known values. No for directions: then, far from all known nodes
-        and as the noise grows, it points where the paper's rule does.
+    :param mean: for the GP, its mean function: ``"constant"`` or ``"linear"`` in the coordinates, estimated with it by
+        generalised least squares; or None for zero. Take None for directions: then, far from all known nodes and as the noise
+        grows, it points where the paper's rule does.
     :param features: as of :func:`~swing_gp.graph_kernel`, and so are ``walks``, ``num_features`` and ``seed``.
     :param tol: relative error of the kernel to aim for; by default 1e-4 for the GP, a tenth of its noise where that is less,
         and 1e-10 for sums; not below 1e-6 for float32 points.
     """
     check_choice("rule", rule, RULES)
+    check_choice("mean", mean, MEANS)
     given = isinstance(graph, Graph)
     graph = graph if isinstance(graph, Graph) else ImplicitGraph(graph, Gaussian(1.0))
     known, values = _checked(graph.points, known_idx, known_values)
@@ -129,15 +132,16 @@ def interpolate(
     if rule == "gp":
         graph.check_symmetric("rule='gp'")
     columns = values.reshape(len(known), -1)
+    basis = trend_basis(mean if rule == "gp" else None, graph.points)
     selection = None
     if series is None or (rule == "gp" and noise is None):
         selection = select(
             graph if given else graph.points,
             known,
-            columns,
+            columns if mean != "linear" else columns - basis[known] @ torch.linalg.lstsq(basis[known], columns).solution,
             rule=rule,
             criterion=criterion,
-            centered=centered,
+            centered=mean is not None,
             settings=None if series is None else [(None, series)],
             progress=progress,
         )
@@ -145,16 +149,15 @@ def interpolate(
         noise = selection.noise if noise is None else noise
     if series.steep:  # which float32 cannot hold
         graph = graph.with_tensors(*(tensor.double() for tensor in graph.tensors()))
-        columns = columns.double()
+        columns, basis = columns.double(), basis.double()
     if tol is None:
         tol = max(least_tol(graph), TOL_OF_SUMS if noise is None else max(1e-9, min(TOL, 0.1 * noise)))
     operator = graph_kernel(graph, series, features=features, walks=walks, tol=tol, num_features=num_features, seed=seed)
     posterior, unreached = None, 0
     with torch.no_grad():
         if noise is not None:
-            offset = columns.mean(0) if centered else torch.zeros_like(columns[0])
-            posterior = _Posterior(operator, known, (columns - offset).mT.contiguous(), noise)
-            found = posterior.mean() + offset
+            posterior = _Posterior(operator, known, columns, basis, noise)
+            found = posterior.mean
         else:
             found, unreached = _weighted(operator, known, columns, normalized=rule == "normalized")
     found = found.to(values.dtype).reshape(-1, *values.shape[1:])
@@ -175,14 +178,16 @@ def _weighted(operator: Any, known: Tensor, columns: Tensor, *, normalized: bool
 
 
 class _Posterior:
-    """A GP with fixed hyper-parameters: one covariance for all columns of values."""
+    """A GP with fixed hyper-parameters: one covariance for all columns of values, and of the basis of their trend."""
 
-    def __init__(self, operator: Any, known: Tensor, centred: Tensor, noise: float) -> None:  # (N, N), (n,), (k, n)
+    def __init__(self, operator: Any, known: Tensor, columns: Tensor, basis: Tensor, noise: float) -> None:
+        # (N, N), (n,), (n, k), (N, p)
         self.operator = operator
-        # In units of the largest value: squares in solvers and amplitudes neither overflow nor vanish.
-        largest = centred.abs().amax(-1)
+        # Without their middle, in units of the largest value: squares in solvers and amplitudes neither overflow nor vanish.
+        self.middle = columns.mean(0) if basis.shape[1] else torch.zeros_like(columns[0])
+        largest = (columns - self.middle).abs().amax(0)
         self.unit = torch.where(largest > 0, largest, 1.0)  # (k,)
-        self.centred = centred / self.unit.unsqueeze(-1)
+        self.values = (columns - self.middle) / self.unit
         self.landmarks = LandmarkApproximation(operator.graph, operator.series)
         points = operator.graph.points
         self.nodes, seen = nodes_of(points, torch.arange(len(points))), nodes_of(points, known)
@@ -190,20 +195,24 @@ class _Posterior:
         sample = torch.randperm(len(known), generator=torch.Generator().manual_seed(0))[:200]
         scale = operator.covariance(seen[sample], seen[sample], self.landmarks).diagonal().mean()
         self.cross = operator.covariance(self.nodes, seen, self.landmarks)
-        found = posterior_of(prior.add_diagonal(noise * scale), self.centred, self.cross)
+        both = torch.cat([self.values, basis[known]], -1)  # (n, k + p): one solve for all of them
+        found = posterior_of(prior.add_diagonal(noise * scale), both.mT.contiguous(), self.cross)
         assert found is not None
         self.posterior = found
-
-    def mean(self) -> Tensor:  # (N, k)
-        return self.posterior.mean(self.cross).mT * self.unit
+        solved_values, solved_basis = found.weights.mT.tensor_split([columns.shape[1]], -1)
+        means, of_basis = found.mean(self.cross).mT.tensor_split([columns.shape[1]], -1)
+        self.rest, self.trend = basis - of_basis, Trend.of(basis[known], solved_basis, self.values)
+        self.mean = self.trend.mean(means, self.rest) * self.unit + self.middle  # (N, k)
+        left = solved_values - solved_basis @ self.trend.coefficients.to(solved_basis.dtype)
+        self.amplitude = (self.values * left).mean(0)  # under which each column is likeliest
 
     @torch.no_grad()
     def std(self, shape: torch.Size) -> Tensor:
-        """The covariance times the amplitude under which each column is likeliest."""
+        """The covariance times the amplitude of each column."""
         test = self.operator.covariance(self.nodes, self.nodes, self.landmarks)
         variance = self.posterior.covariance(test, self.cross).diagonal().reshape(-1, len(self.nodes))[0].clamp_min(0)
-        amplitude = (self.posterior.weights * self.centred).mean(-1)
-        return ((variance.unsqueeze(-1) * amplitude).sqrt() * self.unit).reshape(shape)
+        variance = variance + self.trend.variance(self.rest).to(variance.dtype)
+        return ((variance.unsqueeze(-1) * self.amplitude.clamp_min(0)).sqrt() * self.unit).reshape(shape)
 
 
 def _checked(points: Tensor, known: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:

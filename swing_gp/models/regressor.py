@@ -20,6 +20,7 @@ from torch import Tensor
 
 from swing_gp.gp import GraphKernel, families
 from swing_gp.gp.training import minimize
+from swing_gp.gp.trend import MEANS, Trend
 from swing_gp.graphs.nearest import knn_graph
 from swing_gp.graphs.spacing import neighbor_distance
 from swing_gp.utils.files import whole_file
@@ -71,6 +72,9 @@ class GraphGPRegressor(RegressorMixin, BaseEstimator):
         that resolves the graph to ``tol`` (1e-4 by default), which may train by conjugate gradients.
     :param num_features: as of :func:`~swing_gp.graph_kernel`, and so are ``tol`` and ``seed``.
     :param ard: one lengthscale a dimension.
+    :param mean: the mean function: ``"constant"``, ``"linear"`` in the inputs, or None for the mean of the targets. It is
+        estimated with the GP by generalised least squares once the hyper-parameters are there, and the coefficients are
+        ``trend_``; deviations do not know how uncertain they are.
     :param max_steps: of Adam; 0 keeps the starting values.
     :param learning_rate: of Adam.
     :param patience: stop after this many steps without progress.
@@ -97,6 +101,7 @@ class GraphGPRegressor(RegressorMixin, BaseEstimator):
         tol: float | None = None,
         num_features: int | None = None,
         ard: bool = False,
+        mean: str | None = "constant",
         max_steps: int = 100,
         learning_rate: float = 0.1,
         patience: int = 15,
@@ -104,7 +109,7 @@ class GraphGPRegressor(RegressorMixin, BaseEstimator):
         progress: bool = False,
     ) -> None:
         self.kernel, self.graph, self.neighbors = kernel, graph, neighbors
-        self.features, self.tol, self.num_features, self.ard = features, tol, num_features, ard
+        self.features, self.tol, self.num_features, self.ard, self.mean = features, tol, num_features, ard, mean
         self.max_steps, self.learning_rate, self.patience = max_steps, learning_rate, patience
         self.seed, self.progress = seed, progress
 
@@ -122,6 +127,7 @@ class GraphGPRegressor(RegressorMixin, BaseEstimator):
                 "lengthscale. Leave them out."
             )
         check_choice("kernel", self._kernel_name, tuple(KERNELS))
+        check_choice("mean", self.mean, MEANS)
         check_count("max_steps", self.max_steps, minimum=0)
         check_count("patience", self.patience)
         as_parameter("learning_rate", self.learning_rate)
@@ -132,14 +138,28 @@ class GraphGPRegressor(RegressorMixin, BaseEstimator):
         nodes = self._standardized("X", x)
         if X_unlabeled is not None:
             nodes = torch.cat([nodes, self._standardized("X_unlabeled", self._checked_unlabeled(X_unlabeled))])
-        self._build(nodes, (torch.from_numpy(targets) - self.y_mean_) / self.y_scale_)
+        values = (torch.from_numpy(targets) - self.y_mean_) / self.y_scale_
+        basis = self._basis(nodes[: len(values)])
+        # Before the covariance is known, by ordinary least squares.
+        self.trend_ = torch.linalg.lstsq(basis, values).solution if basis.shape[1] else values.new_zeros(0, values.shape[1])
+        self._build(nodes, values - basis @ self.trend_)
         self._start(neighbor_distance(nodes.numpy(), NEIGHBOR))
         model = self.model_.train()
         self.losses_ = minimize(
             model.loss, model, steps=self.max_steps, lr=self.learning_rate, patience=self.patience, progress=self.progress
         )
         model.eval()
+        if basis.shape[1]:
+            with torch.no_grad():
+                left = Trend.of(basis, model.noisy().solve(basis), model.train_targets.mT).coefficients
+            self.trend_ = self.trend_ + left
+            model.set_train_data(targets=(values - basis @ self.trend_).mT.contiguous(), strict=False)
         return self
+
+    def _basis(self, x: Tensor) -> Tensor:  # (n, d) -> (n, p)
+        """Of the trend, at standardised inputs."""
+        one = x.new_ones(len(x), 1)
+        return {None: one[:, :0], "constant": one, "linear": torch.cat([one, x], -1)}[self.mean]
 
     def _checked(self, X: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:  # (n, d), (n, k)
         of_y = {"ensure_2d": False, "allow_nd": True, "ensure_min_features": 0, "ensure_all_finite": False}
@@ -212,7 +232,7 @@ class GraphGPRegressor(RegressorMixin, BaseEstimator):
         with torch.no_grad(), gpytorch.settings.skip_posterior_variances(not return_std):
             for part in x.split(CHUNK):
                 posterior = self.model_(part)
-                means.append(posterior.mean.mT)
+                means.append(posterior.mean.mT + self._basis(part) @ self.trend_)
                 if return_std:
                     deviations.append(posterior.variance.clamp_min(0).sqrt().mT)
         mean = _shaped(torch.cat(means) * self.y_scale_ + self.y_mean_)
@@ -231,7 +251,8 @@ class GraphGPRegressor(RegressorMixin, BaseEstimator):
             posterior = self.model_(x)
             covariance = posterior.lazy_covariance_matrix
             noise = [covariance[i].samples(n_samples, generator).mT for i in range(len(posterior.mean))]
-        samples = posterior.mean.unsqueeze(1) + torch.stack(noise)  # (k, n_samples, n)
+        mean = posterior.mean + (self._basis(x) @ self.trend_).mT
+        samples = mean.unsqueeze(1) + torch.stack(noise)  # (k, n_samples, n)
         samples = samples * self.y_scale_[:, None, None] + self.y_mean_[:, None, None]
         array = samples.permute(2, 0, 1).numpy()
         return array[:, 0] if array.shape[1] == 1 else array
@@ -264,6 +285,7 @@ class GraphGPRegressor(RegressorMixin, BaseEstimator):
             "nodes": self.model_.graph_kernel.nodes.points,
             "targets": self.model_.train_targets,
             "losses": self.losses_,
+            "trend": self.trend_,
             "scales": [self.x_mean_, self.x_scale_, self.y_mean_, self.y_scale_],
             "feature_names": None if names is None else names.tolist(),
         }
@@ -290,7 +312,7 @@ class GraphGPRegressor(RegressorMixin, BaseEstimator):
     def _restored(cls, content: dict[str, Any]) -> GraphGPRegressor:
         model = cls(**content["parameters"])
         model.x_mean_, model.x_scale_, model.y_mean_, model.y_scale_ = content["scales"]
-        model.losses_, model.n_features_in_ = content["losses"], content["nodes"].shape[1]
+        model.losses_, model.n_features_in_, model.trend_ = content["losses"], content["nodes"].shape[1], content["trend"]
         if names := content.get("feature_names"):
             model.feature_names_in_ = np.array(names, dtype=object)
         model._build(content["nodes"], content["targets"].mT)
@@ -314,12 +336,14 @@ class _Model(gpytorch.models.ExactGP):
         zero = torch.zeros(*x.shape[:-1], dtype=torch.float64)
         return MultivariateNormal(zero.expand(self.train_targets.shape[0], x.shape[-2]), self.covar_module(x))
 
+    def noisy(self) -> Any:
+        """The covariance of the observations."""
+        return self.covar_module(*self.train_inputs).evaluate_kernel().add_diagonal(self.likelihood.noise)
+
     def loss(self) -> Tensor:
         """The negative log marginal likelihood per target and observation: one solve for all targets."""
         targets = self.train_targets
-        covariance = self.covar_module(*self.train_inputs).evaluate_kernel()
-        noisy = covariance.add_diagonal(self.likelihood.noise)
-        quadratic, logdet = noisy.inv_quad_logdet(targets.mT, logdet=True)
+        quadratic, logdet = self.noisy().inv_quad_logdet(targets.mT, logdet=True)
         number, size = targets.shape
         return 0.5 * (quadratic + number * (logdet + size * np.log(2 * np.pi))) / targets.numel()
 

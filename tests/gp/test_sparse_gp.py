@@ -212,11 +212,13 @@ def test_interpolation(kind, series):
     kernel = dense_kernel(graph, result.series)
     prior = kernel[known][:, known]
     noisy = prior + result.noise * prior.diagonal().mean() * torch.eye(100).double()
-    offset = truth[known].mean()
+    weights = torch.linalg.solve(noisy, torch.ones(100).double())
+    offset = weights @ truth[known] / weights.sum()  # generalised least squares
     solved = torch.linalg.solve(noisy, torch.cat([(truth[known] - offset).unsqueeze(-1), kernel[known]], -1))
     assert relative(result.values, offset + kernel[:, known] @ solved[:, 0]) < 1e-4
     amplitude = (truth[known] - offset) @ solved[:, 0] / 100
-    variance = (kernel - kernel[:, known] @ solved[:, 1:]).diagonal() * amplitude
+    of_mean = (1 - kernel[:, known] @ weights).square() / weights.sum()
+    variance = ((kernel - kernel[:, known] @ solved[:, 1:]).diagonal() + of_mean) * amplitude
     assert relative(result.std, variance.clamp_min(0).sqrt()) < 1e-3
 
 

@@ -24,8 +24,14 @@ def by_rule(kernel, known, values, rule, noise):
     if rule == "normalized":
         return cross @ values / cross.sum(-1, keepdim=True)
     noisy = block + noise * block.diagonal().mean() * torch.eye(len(known)).double()
-    offset = values.mean(0)
+    offset = constant_mean(noisy, values)
     return offset + cross @ torch.linalg.solve(noisy, values - offset)
+
+
+def constant_mean(noisy, values):
+    """By generalised least squares."""
+    weights = torch.linalg.solve(noisy, torch.ones(len(noisy)).double())
+    return weights @ values / weights.sum()
 
 
 @pytest.mark.parametrize("rule", ["gp", "paper", "normalized"])
@@ -69,9 +75,12 @@ def test_deviations_are_those_of_the_posterior(features):
     kernel = dense_kernel(graph, series)
     block = kernel[known][:, known]
     noisy = block + noise * block.diagonal().mean() * torch.eye(len(known)).double()
-    centred = values[known] - values[known].mean(0)
+    centred = values[known] - constant_mean(noisy, values[known])
     amplitude = (centred * torch.linalg.solve(noisy, centred)).mean(0)
+    one = torch.ones(len(known)).double()
+    rest = 1 - kernel[:, known] @ torch.linalg.solve(noisy, one)
     variance = (kernel - kernel[:, known] @ torch.linalg.solve(noisy, kernel[known])).diagonal()
+    variance = variance + rest.square() / (one @ torch.linalg.solve(noisy, one))  # of the mean
     truth = (variance.unsqueeze(-1) * amplitude).sqrt()
     assert found.std.shape == (200, 3)
     torch.testing.assert_close(found.std, truth, rtol=1e-3, atol=1e-6)
@@ -117,7 +126,7 @@ def test_without_a_mean_much_noise_is_the_papers_rule():
     points, known, values = problem()
     graph, series = ImplicitGraph(points, Gaussian(0.15)), Diffusion(3.0)
     paper = interpolate(graph, known, values[known], series, rule="paper").values
-    noisy = interpolate(graph, known, values[known], series, noise=1e6, centered=False, tol=1e-9).values
+    noisy = interpolate(graph, known, values[known], series, noise=1e6, mean=None, tol=1e-9).values
     torch.testing.assert_close(*(torch.nn.functional.normalize(part, dim=-1) for part in (noisy, paper)), rtol=0, atol=1e-5)
 
 
