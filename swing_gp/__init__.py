@@ -24,12 +24,14 @@ from swing_gp.gp import (
     InverseCosineKernel,
     LogMaternKernel,
     MaternGraphKernel,
+    OneStepKernel,
     RandomWalkKernel,
     RegularizedLaplacianKernel,
 )
 from swing_gp.graphs.edge_families import Ball, SpectralEdge
 from swing_gp.graphs.edges import EdgeFunction, Gaussian, Laplace
 from swing_gp.graphs.implicit import ImplicitGraph
+from swing_gp.graphs.matern_edges import Matern12, Matern32, Matern52
 from swing_gp.graphs.nearest import KNNGraph, knn_graph
 from swing_gp.graphs.sparse import SparseGraph
 from swing_gp.linalg.conjugate_gradients import ConvergenceWarning
@@ -51,7 +53,7 @@ from swing_gp.operators.walks import Walks
 from swing_gp.parallel.streamed_landmarks import StreamedLandmarks
 from swing_gp.parallel.streaming import StreamedGP, StreamedKernel
 from swing_gp.series.base import Series
-from swing_gp.series.families import Diffusion, InverseCosine, Matern, PowerSeries, RandomWalk, RegularizedLaplacian
+from swing_gp.series.families import Diffusion, InverseCosine, Matern, OneStep, PowerSeries, RandomWalk, RegularizedLaplacian
 from swing_gp.series.log_matern import LogMatern
 
 __version__ = "0.1.0"
@@ -61,10 +63,10 @@ __all__ = [
     "DiffusionKernel", "EdgeFunction", "ErrorEstimate", "FeatureKernelLinearOperator", "FeatureMap", "FourierFeatures",
     "FourierGrid", "GRFLinearOperator", "Gaussian", "GraphGPRegressor", "GraphKernel", "GridFeatures",
     "GridKernelLinearOperator", "ImplicitGraph", "Interpolation", "InverseCosine", "InverseCosineKernel", "KNNGraph",
-    "LandmarkFeatures", "Laplace", "LogMatern", "LogMaternKernel", "LowRankPlusDiagonal", "Matern", "MaternGraphKernel",
-    "NeighborFeatures", "PairwiseFeatures", "PositiveFeatures", "PowerSeries", "RandomWalk", "RandomWalkKernel",
-    "RegularizedLaplacian", "RegularizedLaplacianKernel", "Series", "SeriesLinearOperator", "Solution", "SparseFeatures",
-    "SparseGraph", "SpectralEdge", "SpectralEmbedding", "StreamedGP", "StreamedKernel", "StreamedLandmarks",
-    "SwingLinearOperator", "Walks", "adjacency", "graph_kernel", "grf_kernel", "interpolate", "knn_graph", "solve",
-    "spectral_embedding", "to_scipy",
+    "LandmarkFeatures", "Laplace", "LogMatern", "LogMaternKernel", "LowRankPlusDiagonal", "Matern", "Matern12", "Matern32",
+    "Matern52", "MaternGraphKernel", "NeighborFeatures", "OneStep", "OneStepKernel", "PairwiseFeatures", "PositiveFeatures",
+    "PowerSeries", "RandomWalk", "RandomWalkKernel", "RegularizedLaplacian", "RegularizedLaplacianKernel", "Series",
+    "SeriesLinearOperator", "Solution", "SparseFeatures", "SparseGraph", "SpectralEdge", "SpectralEmbedding", "StreamedGP",
+    "StreamedKernel", "StreamedLandmarks", "SwingLinearOperator", "Walks", "adjacency", "graph_kernel", "grf_kernel",
+    "interpolate", "knn_graph", "solve", "spectral_embedding", "to_scipy",
 ]  # fmt: skip

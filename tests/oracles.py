@@ -14,6 +14,7 @@ from swing_gp import (
     KNNGraph,
     LogMatern,
     Matern,
+    OneStep,
     PowerSeries,
     RandomWalk,
     RegularizedLaplacian,
@@ -25,6 +26,7 @@ from swing_gp.graphs.graph import Graph
 CLOSED_FORMS = {
     Diffusion: lambda s, x: torch.exp(s.time * (x - 1)),
     RandomWalk: lambda s, x: (s.laziness - 1 + x) ** s.steps,
+    OneStep: lambda s, x: x,
     RegularizedLaplacian: lambda s, x: (1 + s.scale.double() * (1 - x)) ** -s.power,
     InverseCosine: lambda s, x: torch.cos(math.pi / 4 * (1 - x)),
     Matern: lambda s, x: (2 * s.nu / s.kappa.double() ** 2 + 1 - x) ** -s.nu,
@@ -99,6 +101,8 @@ def matrix_power_series(series: Series, matrix: Tensor) -> Tensor:
     laplacian = eye - matrix
     if name == "Diffusion":
         return torch.matrix_exp(-series.time * laplacian)
+    if name == "OneStep":
+        return matrix
     if name == "RandomWalk":
         return torch.linalg.matrix_power(series.laziness * eye - laplacian, series.steps)
     if name == "RegularizedLaplacian" and float(series.power) == int(series.power):

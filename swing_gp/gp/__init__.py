@@ -20,6 +20,7 @@ from swing_gp.gp.families import (
     InverseCosineKernel,
     LogMaternKernel,
     MaternGraphKernel,
+    OneStepKernel,
     RandomWalkKernel,
     RegularizedLaplacianKernel,
 )
@@ -31,6 +32,7 @@ __all__ = [
     "InverseCosineKernel",
     "LogMaternKernel",
     "MaternGraphKernel",
+    "OneStepKernel",
     "RandomWalkKernel",
     "RegularizedLaplacianKernel",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from gpytorch.constraints import GreaterThan, Interval, Positive
@@ -10,9 +11,11 @@ from torch import Tensor
 
 from swing_gp.gp.graph_kernel import GraphKernel
 from swing_gp.gp.parameters import constrained
+from swing_gp.graphs.edges import Gaussian
 from swing_gp.graphs.graph import Graph
+from swing_gp.graphs.implicit import ImplicitGraph
 from swing_gp.series.base import Series
-from swing_gp.series.families import Diffusion, InverseCosine, Matern, RandomWalk, RegularizedLaplacian
+from swing_gp.series.families import Diffusion, InverseCosine, Matern, OneStep, RandomWalk, RegularizedLaplacian
 from swing_gp.series.log_matern import LogMatern
 
 
@@ -67,6 +70,22 @@ class RandomWalkKernel(GraphKernel):
 
     def series(self, index: tuple[int, ...] = ()) -> Series:
         return RandomWalk(self.steps, self._parameter("laziness", index))
+
+
+class OneStepKernel(GraphKernel):
+    r"""One step of the walk, :math:`K = A`: a plain Gaussian process through the operators of this package.
+
+    :param points: the nodes, for Gaussian weights, or a graph: on the raw one, ``ImplicitGraph(points, Matern32(1.0),
+        normalization=None)``, the kernel is the edge function itself, on and off the graph, as of
+        ``gpytorch.kernels.MaternKernel``. The nodes then only say for which inputs landmarks, lists or a grid are made.
+    """
+
+    def __init__(self, points: Tensor | Graph, **kwargs: Any) -> None:
+        graph = points if isinstance(points, Graph) else ImplicitGraph(points, Gaussian(math.log(2)), normalization=None)
+        super().__init__(graph, **kwargs)
+
+    def series(self, index: tuple[int, ...] = ()) -> Series:
+        return OneStep()
 
 
 class RegularizedLaplacianKernel(GraphKernel):

@@ -175,7 +175,7 @@ class Laplace(EdgeFunction):
         return -distance
 
     def tempered(self, temperature: float) -> Laplace:
-        return Laplace(self.lengthscale * temperature)
+        return type(self)(self.lengthscale * temperature)
 
     def spectral_density(self, frequency: Tensor) -> Tensor:
         dim = frequency.shape[-1]

@@ -7,6 +7,7 @@ parameters of the series. With L = I - A the Laplacian of a normalised graph,
 ======================================  ==============================================
 ``Diffusion(time)``                     :math:`\exp(-t L)`
 ``RandomWalk(steps, laziness)``         :math:`(a I - L)^p`
+``OneStep()``                           :math:`A`
 ``RegularizedLaplacian(scale, power)``  :math:`(I + s L)^{-p}`
 ``InverseCosine()``                     :math:`\cos(\pi L / 4)`
 ``Matern(nu, kappa)``                   :math:`(2 \nu / \kappa^2 + L)^{-\nu}`

@@ -176,6 +176,20 @@ class RandomWalk(Series):
         return _binomial(rest, torch.ones_like(rest), torch.full_like(rest, self.steps / 2), number)
 
 
+class OneStep(RandomWalk):
+    r"""One step of the walk, :math:`K = A`.
+
+    On a raw graph (``normalization=None``) that is W itself, the covariance matrix of a plain Gaussian process with the edge
+    function as its covariance function. There is no identity part, so that K may be singular, and needs noise to be solved.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(1, 1.0)
+
+    def __repr__(self) -> str:
+        return "OneStep()"
+
+
 class RegularizedLaplacian(_Binomial):
     r"""The regularised Laplacian :math:`(I + s L)^{-p}` (Smola & Kondor, 2003); the paper's "d-regularised" kernel."""
 

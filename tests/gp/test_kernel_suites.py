@@ -15,11 +15,12 @@ from swing_gp import (
     InverseCosineKernel,
     LogMaternKernel,
     MaternGraphKernel,
+    OneStepKernel,
     RandomWalkKernel,
     RegularizedLaplacianKernel,
 )
 
-KERNELS = [DiffusionKernel, RandomWalkKernel, RegularizedLaplacianKernel, InverseCosineKernel, MaternGraphKernel]
+KERNELS = [DiffusionKernel, RandomWalkKernel, RegularizedLaplacianKernel, InverseCosineKernel, MaternGraphKernel, OneStepKernel]
 METHODS = ["landmarks", "grid", "neighbors", "pairwise", "auto"]
 STEEP = ["landmarks", "auto"]  # the routes of a steep series
 

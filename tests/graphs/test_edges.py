@@ -1,13 +1,18 @@
 import math
 
+import gpytorch
 import pytest
+import scipy.integrate
 import torch
 from oracles import cloud
 
-from swing_gp import Gaussian, Laplace
+from swing_gp import Diffusion, Gaussian, ImplicitGraph, Laplace, Matern12, Matern32, Matern52, Walks, graph_kernel
 from swing_gp.linalg.ensembles import ENSEMBLES, gaussian_ensemble, simplex_directions
 
-EDGES = [Gaussian(0.7), Laplace(0.7), Gaussian(torch.tensor([0.5, 0.9])), Laplace(torch.tensor([0.5, 0.9]))]
+ARD = torch.tensor([0.5, 0.9])
+TEMPERED = [Gaussian(0.7), Laplace(0.7), Gaussian(ARD), Laplace(ARD), Matern12(ARD)]
+MATERN = {0.5: Matern12, 1.5: Matern32, 2.5: Matern52}
+EDGES = [*TEMPERED, Matern32(0.7), Matern52(0.7), Matern32(ARD), Matern52(ARD)]
 
 
 def generator(seed=0):
@@ -22,10 +27,54 @@ def test_weights_are_the_formulas():
     torch.testing.assert_close(Gaussian(torch.tensor([0.5, 0.9]))(x[:, None] - y[None]), torch.exp(-squared / 2))
 
 
-@pytest.mark.parametrize("edge", EDGES, ids=repr)
+@pytest.mark.parametrize("nu", MATERN)
+@pytest.mark.parametrize("lengthscale", [0.4, torch.tensor([0.2, 1.3, 0.6], dtype=torch.float64)], ids=["one", "ard"])
+def test_matern_weights_are_those_of_gpytorch(nu, lengthscale):
+    x, y = cloud(30, 3), cloud(20, 3, seed=1)
+    theirs = gpytorch.kernels.MaternKernel(nu, ard_num_dims=3 if torch.is_tensor(lengthscale) else None).double()
+    theirs.lengthscale = lengthscale
+    edge = MATERN[nu](theirs.lengthscale.detach().squeeze())
+    torch.testing.assert_close(edge.weights(x, y), theirs(x, y).to_dense().detach(), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("edge", TEMPERED, ids=repr)
 def test_tempering_is_a_power(edge):
     x, y = cloud(4, 2), cloud(3, 2, seed=1)
-    torch.testing.assert_close(edge.tempered(0.3).log_weights(x, y), edge.log_weights(x, y) / 0.3)
+    tempered = edge.tempered(0.3)
+    torch.testing.assert_close(tempered.log_weights(x, y), edge.log_weights(x, y) / 0.3)
+    assert type(tempered) is type(edge)
+
+
+@pytest.mark.parametrize("edge", [Matern32(0.3), Matern52(0.3)], ids=repr)
+def test_powers_of_matern_edges_are_refused(edge):
+    assert edge.tempered(1.0) is edge
+    with pytest.raises(ValueError, match="walks cannot move on it; use Gaussian, Matern12 or walks=None"):
+        graph_kernel(ImplicitGraph(cloud(20, 2), edge), Diffusion(1.0), features="pairwise", walks=Walks(4, temperature=0.3))
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3, 7])
+@pytest.mark.parametrize("nu", MATERN)
+def test_reach_band_and_cutoff_of_matern_edges(nu, dim):
+    """By quadrature over radii of what each leaves."""
+    edge = MATERN[nu](1.0)
+
+    def profile(r):
+        return float(edge.log_profile(torch.tensor(r, dtype=torch.float64)).exp())
+
+    def density(w):
+        return float(edge.spectral_density(torch.tensor([w] + [0.0] * (dim - 1), dtype=torch.float64)))
+
+    def share(function, cut):
+        above, below = (scipy.integrate.quad(function, *ends, limit=400, epsabs=0)[0] for ends in ((cut, math.inf), (0, cut)))
+        return above / (above + below)
+
+    sphere = 2 * math.pi ** (dim / 2) / math.gamma(dim / 2)
+    assert sphere * scipy.integrate.quad(lambda w: density(w) * w ** (dim - 1), 0, math.inf)[0] == pytest.approx(1, rel=1e-6)
+    for eps in (0.1, 1e-4):
+        assert profile(edge.reach(eps)) == pytest.approx(eps, rel=1e-8)
+        assert share(lambda r: profile(r) * r ** (dim - 1), edge.cutoff(eps, dim)) == pytest.approx(eps, rel=1e-4)
+        band = edge.band(0.1 * eps**0.5, dim)
+        assert share(lambda w: density(w) ** 2 * w ** (dim - 1), band) == pytest.approx(0.01 * eps, rel=1e-4)
 
 
 def test_weights_far_from_the_origin_keep_their_digits():
@@ -47,7 +96,7 @@ def test_spectral_density_transforms_to_the_edge_function(edge):
 
 
 @pytest.mark.parametrize("ensemble", ENSEMBLES)
-@pytest.mark.parametrize("edge", [Gaussian(1.0), Laplace(1.0)], ids=repr)
+@pytest.mark.parametrize("edge", [Gaussian(1.0), Laplace(1.0), Matern32(1.0), Matern52(1.0)], ids=repr)
 def test_sampled_frequencies_reproduce_the_edge_function(edge, ensemble):
     number = 60_000
     frequency = edge.sample_frequencies(number, 3, generator=generator(), ensemble=ensemble)
