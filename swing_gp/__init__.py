@@ -23,6 +23,7 @@ from swing_gp.gp import (
     GraphKernel,
     InverseCosineKernel,
     LogMaternKernel,
+    ManifoldMaternKernel,
     MaternGraphKernel,
     OneStepKernel,
     RandomWalkKernel,
@@ -39,6 +40,7 @@ from swing_gp.models.interpolation import Interpolation, interpolate
 from swing_gp.models.regressor import GraphGPRegressor
 from swing_gp.operators.adjacency import AdjacencyLinearOperator, adjacency
 from swing_gp.operators.diagnostics import ErrorEstimate
+from swing_gp.operators.diffusion_coordinates import DiffusionCoordinates, diffusion_coordinates
 from swing_gp.operators.graph_kernel import graph_kernel
 from swing_gp.operators.grf import GRFLinearOperator, grf_kernel
 from swing_gp.operators.grid_kernel import GridKernelLinearOperator
@@ -60,13 +62,14 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AccuracyWarning", "AdjacencyLinearOperator", "Ball", "Choice", "ConvergenceWarning", "DenseFeatures", "Diffusion",
-    "DiffusionKernel", "EdgeFunction", "ErrorEstimate", "FeatureKernelLinearOperator", "FeatureMap", "FourierFeatures",
-    "FourierGrid", "GRFLinearOperator", "Gaussian", "GraphGPRegressor", "GraphKernel", "GridFeatures",
+    "DiffusionCoordinates", "DiffusionKernel", "EdgeFunction", "ErrorEstimate", "FeatureKernelLinearOperator", "FeatureMap",
+    "FourierFeatures", "FourierGrid", "GRFLinearOperator", "Gaussian", "GraphGPRegressor", "GraphKernel", "GridFeatures",
     "GridKernelLinearOperator", "ImplicitGraph", "Interpolation", "InverseCosine", "InverseCosineKernel", "KNNGraph",
-    "LandmarkFeatures", "Laplace", "LogMatern", "LogMaternKernel", "LowRankPlusDiagonal", "Matern", "Matern12", "Matern32",
-    "Matern52", "MaternGraphKernel", "NeighborFeatures", "OneStep", "OneStepKernel", "PairwiseFeatures", "PositiveFeatures",
-    "PowerSeries", "RandomWalk", "RandomWalkKernel", "RegularizedLaplacian", "RegularizedLaplacianKernel", "Series",
-    "SeriesLinearOperator", "Solution", "SparseFeatures", "SparseGraph", "SpectralEdge", "SpectralEmbedding", "StreamedGP",
-    "StreamedKernel", "StreamedLandmarks", "SwingLinearOperator", "Walks", "adjacency", "graph_kernel", "grf_kernel",
-    "interpolate", "knn_graph", "solve", "spectral_embedding", "to_scipy",
+    "LandmarkFeatures", "Laplace", "LogMatern", "LogMaternKernel", "LowRankPlusDiagonal", "ManifoldMaternKernel", "Matern",
+    "Matern12", "Matern32", "Matern52", "MaternGraphKernel", "NeighborFeatures", "OneStep", "OneStepKernel",
+    "PairwiseFeatures", "PositiveFeatures", "PowerSeries", "RandomWalk", "RandomWalkKernel", "RegularizedLaplacian",
+    "RegularizedLaplacianKernel", "Series", "SeriesLinearOperator", "Solution", "SparseFeatures", "SparseGraph",
+    "SpectralEdge", "SpectralEmbedding", "StreamedGP", "StreamedKernel", "StreamedLandmarks", "SwingLinearOperator",
+    "Walks", "adjacency", "diffusion_coordinates", "graph_kernel", "grf_kernel", "interpolate", "knn_graph", "solve",
+    "spectral_embedding", "to_scipy",
 ]  # fmt: skip

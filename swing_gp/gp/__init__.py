@@ -25,12 +25,14 @@ from swing_gp.gp.families import (
     RegularizedLaplacianKernel,
 )
 from swing_gp.gp.graph_kernel import GraphKernel
+from swing_gp.gp.manifold import ManifoldMaternKernel
 
 __all__ = [
     "DiffusionKernel",
     "GraphKernel",
     "InverseCosineKernel",
     "LogMaternKernel",
+    "ManifoldMaternKernel",
     "MaternGraphKernel",
     "OneStepKernel",
     "RandomWalkKernel",

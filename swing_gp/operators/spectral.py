@@ -64,6 +64,12 @@ class SpectralEmbedding:
     method: str
     _matrix: AdjacencyLinearOperator
 
+    @property
+    def measure(self) -> Tensor:  # (N,)
+        """The stationary distribution of the walk, in which the eigenfunctions are orthogonal."""
+        logs = self._matrix.log_degree - 2 * self._matrix.log_density
+        return torch.where(torch.isfinite(logs), logs, -torch.inf).softmax(0)  # nothing at a node without edges
+
     def extend(self, x: Tensor) -> Tensor:  # (n, d) -> (n, num)
         """The eigenfunctions at any points, on or off the graph; differentiable in them. Far from all nodes they fade to
         zero."""

@@ -14,6 +14,7 @@ from swing_gp import (
     DiffusionKernel,
     InverseCosineKernel,
     LogMaternKernel,
+    ManifoldMaternKernel,
     MaternGraphKernel,
     OneStepKernel,
     RandomWalkKernel,
@@ -67,6 +68,16 @@ for method in STEEP:
     globals()[name] = type(name, (DoubleSuite, unittest.TestCase), {"kernel": LogMaternKernel, "method": method})
 
 
+class ManifoldSuite(KernelSuite):
+    def _options(self) -> dict:
+        return {"nu": self.nu, "num": 20}
+
+
+for nu in (0.5, 1.5, 2.5):
+    name = f"TestManifoldMaternKernel{2 * nu:.0f}"
+    globals()[name] = type(name, (ManifoldSuite, unittest.TestCase), {"kernel": ManifoldMaternKernel, "nu": nu})
+
+
 class Model(gpytorch.models.ExactGP):
     def __init__(self, x, y, likelihood, method, batch_shape):
         super().__init__(x, y, likelihood)
@@ -101,4 +112,4 @@ for method in METHODS:
     name = f"TestModel{method.title()}"
     globals()[name] = type(name, (ModelSuite, unittest.TestCase), {"method": method})
 
-del DoubleSuite, KernelSuite, ModelSuite  # the suites themselves are not to be collected
+del DoubleSuite, KernelSuite, ManifoldSuite, ModelSuite  # the suites themselves are not to be collected
