@@ -37,6 +37,7 @@ from swing_gp.graphs.nearest import KNNGraph, knn_graph
 from swing_gp.graphs.sparse import SparseGraph
 from swing_gp.linalg.conjugate_gradients import ConvergenceWarning
 from swing_gp.models.interpolation import Interpolation, interpolate
+from swing_gp.models.local_gp import LocalGP, LocalPrediction
 from swing_gp.models.regressor import GraphGPRegressor
 from swing_gp.operators.adjacency import AdjacencyLinearOperator, adjacency
 from swing_gp.operators.diagnostics import ErrorEstimate
@@ -65,11 +66,11 @@ __all__ = [
     "DiffusionCoordinates", "DiffusionKernel", "EdgeFunction", "ErrorEstimate", "FeatureKernelLinearOperator", "FeatureMap",
     "FourierFeatures", "FourierGrid", "GRFLinearOperator", "Gaussian", "GraphGPRegressor", "GraphKernel", "GridFeatures",
     "GridKernelLinearOperator", "ImplicitGraph", "Interpolation", "InverseCosine", "InverseCosineKernel", "KNNGraph",
-    "LandmarkFeatures", "Laplace", "LogMatern", "LogMaternKernel", "LowRankPlusDiagonal", "ManifoldMaternKernel", "Matern",
-    "Matern12", "Matern32", "Matern52", "MaternGraphKernel", "NeighborFeatures", "OneStep", "OneStepKernel",
-    "PairwiseFeatures", "PositiveFeatures", "PowerSeries", "RandomWalk", "RandomWalkKernel", "RegularizedLaplacian",
-    "RegularizedLaplacianKernel", "Series", "SeriesLinearOperator", "Solution", "SparseFeatures", "SparseGraph",
-    "SpectralEdge", "SpectralEmbedding", "StreamedGP", "StreamedKernel", "StreamedLandmarks", "SwingLinearOperator",
-    "Walks", "adjacency", "diffusion_coordinates", "graph_kernel", "grf_kernel", "interpolate", "knn_graph", "solve",
-    "spectral_embedding", "to_scipy",
+    "LandmarkFeatures", "Laplace", "LocalGP", "LocalPrediction", "LogMatern", "LogMaternKernel", "LowRankPlusDiagonal",
+    "ManifoldMaternKernel", "Matern", "Matern12", "Matern32", "Matern52", "MaternGraphKernel", "NeighborFeatures",
+    "OneStep", "OneStepKernel", "PairwiseFeatures", "PositiveFeatures", "PowerSeries", "RandomWalk", "RandomWalkKernel",
+    "RegularizedLaplacian", "RegularizedLaplacianKernel", "Series", "SeriesLinearOperator", "Solution", "SparseFeatures",
+    "SparseGraph", "SpectralEdge", "SpectralEmbedding", "StreamedGP", "StreamedKernel", "StreamedLandmarks",
+    "SwingLinearOperator", "Walks", "adjacency", "diffusion_coordinates", "graph_kernel", "grf_kernel", "interpolate",
+    "knn_graph", "solve", "spectral_embedding", "to_scipy",
 ]  # fmt: skip
