@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import warnings
-import zipfile
-from pathlib import Path
-from textwrap import shorten
 from typing import Any
 
 import gpytorch
@@ -23,7 +20,7 @@ from swing_gp.gp.training import minimize
 from swing_gp.gp.trend import MEANS, Trend
 from swing_gp.graphs.nearest import knn_graph
 from swing_gp.graphs.spacing import neighbor_distance
-from swing_gp.utils.files import whole_file
+from swing_gp.models.estimator import ARRAYS, load_content, plain, save_content
 from swing_gp.utils.validation import as_parameter, check_choice, check_count
 
 # Kernels, what they are made with, and where their parameters may start: the smoothest functions a priori a few hundred times
@@ -41,8 +38,6 @@ KERNELS: dict[str, tuple[type[GraphKernel], dict[str, Any], list[dict[str, float
 NEIGHBOR, MULTIPLES = 10, (1.0, 2.0, 4.0)
 LANDMARKS = 256
 CHUNK = 20_000
-# Arrays that torch can take, whatever their strides and whoever may write to them; float32 stays, whose rounding is coarser.
-ARRAYS: dict[str, Any] = {"dtype": (np.float64, np.float32), "order": "C", "copy": True}
 # The largest entry of a column, other than zero: beyond, predictions would overflow or lose digits.
 SMALLEST, LARGEST = 1e-304, 1e304
 # A column is constant if its standard deviation is no more than so many roundings of its largest entry.
@@ -200,7 +195,7 @@ class GraphGPRegressor(RegressorMixin, BaseEstimator):
                 **options,
                 features=self.features,
                 num_features=LANDMARKS if self.num_features is None and landmarks else self.num_features,
-                seed=_plain(self.seed),
+                seed=plain(self.seed),
                 ard_num_dims=nodes.shape[1] if self.ard else None,
             )
         likelihood = gpytorch.likelihoods.GaussianLikelihood(noise_constraint=gpytorch.constraints.GreaterThan(1e-6)).double()
@@ -280,7 +275,7 @@ class GraphGPRegressor(RegressorMixin, BaseEstimator):
         check_is_fitted(self, "model_")
         names = getattr(self, "feature_names_in_", None)
         content = {
-            "parameters": {name: _plain(value) for name, value in self.get_params().items()},
+            "parameters": {name: plain(value) for name, value in self.get_params().items()},
             "state": self.model_.state_dict(),
             "nodes": self.model_.graph_kernel.nodes.points,
             "targets": self.model_.train_targets,
@@ -289,24 +284,12 @@ class GraphGPRegressor(RegressorMixin, BaseEstimator):
             "scales": [self.x_mean_, self.x_scale_, self.y_mean_, self.y_scale_],
             "feature_names": None if names is None else names.tolist(),
         }
-        with whole_file(path) as temporary:
-            torch.save(content, temporary)
+        save_content(path, content)
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> GraphGPRegressor:
         """A model that :meth:`save` wrote."""
-        path = Path(path)
-        if not path.is_file():
-            raise FileNotFoundError(f"{path}: no such file.")
-        try:
-            with zipfile.ZipFile(path) as archive:  # torch.load looks at no check sum
-                if damaged := archive.testzip():
-                    raise zipfile.BadZipFile(f"bad check sum of {damaged}")
-            return cls._restored(torch.load(path, weights_only=True))
-        except Exception as error:  # zipfile, torch and pickle raise a dozen kinds, and other contents lack anything
-            reason = shorten(f"{type(error).__name__}: {error}", 200)
-            message = f"{path}: no model of GraphGPRegressor.save; it is damaged or of another format ({reason})."
-            raise ValueError(message) from error
+        return load_content(path, cls._restored, "GraphGPRegressor")
 
     @classmethod
     def _restored(cls, content: dict[str, Any]) -> GraphGPRegressor:
@@ -367,8 +350,3 @@ def _standards(name: str, array: np.ndarray) -> tuple[Tensor, Tensor]:  # (n, d)
 
 def _shaped(values: Tensor) -> np.ndarray:  # (n, k) -> (n,) or (n, k)
     return (values.squeeze(-1) if values.shape[-1] == 1 else values).numpy()
-
-
-def _plain(value: Any) -> Any:
-    """Settings from a grid search may be NumPy's scalars, which seeds and files cannot be."""
-    return value.item() if isinstance(value, np.generic) else value

@@ -9,7 +9,7 @@ import pytest
 import torch
 import trimesh
 
-from swing_gp import GraphGPRegressor
+from swing_gp import GraphGPClassifier, GraphGPRegressor
 from swing_gp.io.meshes import load_mesh
 from swing_gp.io.tables import load_table
 from swing_gp.parallel import load_shard
@@ -25,6 +25,11 @@ def npz(**arrays):
 
 def model(path):
     GraphGPRegressor(max_steps=0, num_features=20).fit(X, X[:, 0]).save(path)
+    return path.read_bytes()
+
+
+def classifier(path):
+    GraphGPClassifier(nu=1.5, alpha=0.1, max_steps=0).fit(X, X[:, 0] > 0.5).save(path)
     return path.read_bytes()
 
 
@@ -45,6 +50,7 @@ def table(path):
 
 LOADERS = {
     "model.pt": (GraphGPRegressor.load, model),
+    "classifier.pt": (GraphGPClassifier.load, classifier),
     "table.npz": (load_table, lambda path: npz(X=X, feature_names=np.array(["a", "b"]))),
     "table.csv": (load_table, table),
     "mesh.npz": (load_mesh, lambda path: npz(vertices=np.eye(3), faces=np.array([[0, 1, 2]]))),
