@@ -13,7 +13,7 @@ from scipy.stats import norm as normal
 
 from swing_gp.cli.output import UsageError, check_options, prepare_folder, print_line, progress_wanted, save_report
 from swing_gp.features.auto import NAMES
-from swing_gp.io.pictures import regression_picture, require_matplotlib
+from swing_gp.io.pictures import map_picture, regression_picture, require_matplotlib
 from swing_gp.io.tables import TableError, load_table, save_table
 from swing_gp.models.regressor import KERNELS, GraphGPRegressor
 from swing_gp.utils.memory import peak_gigabytes
@@ -27,6 +27,7 @@ predictions and the coverage of the intervals.
 Writes into DIR:
   predictions.csv  for every row of the table: inputs, targets, use (train, held out, ...), mean and standard deviation
   regression.png   predictions against held-out values, calibration, training
+  map.png          where there are two inputs: predictions, their deviations, errors at held-out rows
   report.json      scores, settings, times and memory
   model.pt         the model, for GraphGPRegressor.load
 """
@@ -40,7 +41,9 @@ exit codes: 0 done, 1 the table or the folder cannot be used, 2 wrong arguments
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("table", type=Path, help="a CSV file with names in its first line, or an NPZ file")
+    parser.add_argument(
+        "table", type=Path, help="a CSV file (commas, semicolons or tabs) with names in its first line, or an NPZ file"
+    )
     parser.add_argument("--x", required=True, metavar="A,B,C", help="the columns that are inputs")
     parser.add_argument("--y", required=True, metavar="T", help="the column to predict; several (T,U) share one model")
     parser.add_argument("--holdout", type=float, default=0.2, metavar="SHARE", help="share of targets held out (%(default)s)")
@@ -57,8 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     check_options(arguments, "num_features", share="holdout")
     require_matplotlib()
-    table = load_table(arguments.table)
-    inputs, targets = _columns(table, arguments)
+    inputs, targets = ([name.strip() for name in names.split(",") if name.strip()] for names in (arguments.x, arguments.y))
+    table = load_table(arguments.table, numbers={*inputs, *targets})
+    _check_columns(table, inputs, targets, arguments)
     x, y = (np.stack([table[name] for name in names], 1) for names in (inputs, targets))
     usable = np.isfinite(x).all(1)
     labeled = np.flatnonzero(usable & np.isfinite(y).all(1))
@@ -100,17 +104,21 @@ def run(arguments: argparse.Namespace) -> None:
     name, score = targets[0], scores[targets[0]]
     title = f"{arguments.table.stem}: {name}, RMSE {score['rmse']:.4g} (mean {score['rmse_of_the_mean']:.4g})"
     regression_picture(out / "regression.png", name, y[held, 0], mean[held, 0], std[held, 0], model.losses_, title=title)
+    written = [str(out / "predictions.csv"), "regression.png"]
+    if len(inputs) == 2:
+        error = np.where(use == "held out", mean[:, 0] - y[:, 0], np.nan)
+        map_picture(out / "map.png", x, mean[:, 0], std[:, 0], error, names=(*inputs, name), title=title)
+        written.append("map.png")
     model.save(out / "model.pt")
     rows = {"train": len(train), "held_out": len(held), "without_target": without_target}
     settings = {**model.get_params(), "progress": None}
     report = {"table": str(arguments.table), "inputs": inputs, "targets": targets, "rows": rows, "settings": settings}
     save_report(out / "report.json", {**report, "scores": scores, "seconds": seconds, "memory_gigabytes": memory})
-    print_line("written", f"{out / 'predictions.csv'}, regression.png, report.json, model.pt")
+    print_line("written", ", ".join([*written, "report.json", "model.pt"]))
 
 
-def _columns(table: dict[str, np.ndarray], arguments: argparse.Namespace) -> tuple[list[str], list[str]]:
-    """The names of inputs and targets, which the table has and the results do not."""
-    inputs, targets = ([name.strip() for name in names.split(",") if name.strip()] for names in (arguments.x, arguments.y))
+def _check_columns(table: dict[str, np.ndarray], inputs: list[str], targets: list[str], arguments: argparse.Namespace) -> None:
+    """Refuse names of inputs and targets that the table does not have, or the results have."""
     for option, given, names in (("--x", arguments.x, inputs), ("--y", arguments.y, targets)):
         missing = [name for name in names if name not in table]
         if missing or not names:
@@ -123,7 +131,6 @@ def _columns(table: dict[str, np.ndarray], arguments: argparse.Namespace) -> tup
     taken = results & {*inputs, *targets}
     if taken:
         raise UsageError(f"predictions.csv has columns of results named {', '.join(sorted(taken))}; rename those of the table.")
-    return inputs, targets
 
 
 def _scores(true: np.ndarray, mean: np.ndarray, std: np.ndarray, baseline: float) -> dict[str, float]:

@@ -13,8 +13,8 @@ from swing_gp.io.meshes import Mesh
 from swing_gp.utils.files import whole_file
 
 __all__ = [
-    "angles_between", "draw_mesh", "normal_colors", "normals_picture", "regression_picture", "require_matplotlib",
-    "save_figure", "view_directions",
+    "angles_between", "draw_mesh", "map_picture", "normal_colors", "normals_picture", "regression_picture",
+    "require_matplotlib", "save_figure", "view_directions",
 ]  # fmt: skip
 
 # Above this many faces, those that face away from the viewer are left out: drawing all takes minutes.
@@ -152,5 +152,38 @@ def regression_picture(
     right.set(xlabel="step", ylabel="negative log marginal likelihood per value")
     for axes in (left, middle, right):
         axes.grid(alpha=0.25)
+    figure.suptitle(title, fontsize=11)
+    save_figure(figure, path)
+
+
+def map_picture(
+    path: str | os.PathLike,
+    places: np.ndarray,  # (n, 2)
+    mean: np.ndarray,
+    deviation: np.ndarray,
+    error: np.ndarray,  # NaN where the truth is not known
+    *,
+    names: tuple[str, str, str],  # of the two coordinates and of what is predicted
+    title: str,
+) -> None:
+    """Draw predictions, their deviations and their errors where they are."""
+    figure = _figure(15.0, 4.6)
+    panels = figure.subplots(1, 3)
+    largest = float(np.nanpercentile(np.abs(error), 98)) or 1.0
+    looks: list[tuple[str, np.ndarray, dict[str, Any]]] = [
+        (f"{names[2]}, predicted", mean, {"cmap": "viridis"}),
+        ("standard deviation of an observation", deviation, {"cmap": "cividis"}),
+        ("predicted less held-out", error, {"cmap": "RdBu_r", "vmin": -largest, "vmax": largest}),
+    ]
+    spans = np.ptp(places[np.isfinite(mean)], axis=0)
+    for axes, (caption, values, look) in zip(panels, looks, strict=True):
+        seen = np.isfinite(values)
+        size = np.clip(20_000 / max(1, seen.sum()), 1.0, 30.0)  # of a dot, in square points
+        dots = axes.scatter(*places[seen].T, c=values[seen], s=size, linewidths=0, rasterized=True, **look)
+        figure.colorbar(dots, ax=axes, shrink=0.85)
+        axes.set(title=caption, xlabel=names[0], ylabel=names[1])
+        axes.title.set_fontsize(10)
+        if spans.min() > 0.2 * spans.max():  # places, not two quantities of different units
+            axes.set_aspect("equal")
     figure.suptitle(title, fontsize=11)
     save_figure(figure, path)

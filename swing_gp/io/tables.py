@@ -5,38 +5,48 @@ from __future__ import annotations
 import csv
 import os
 import warnings
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from swing_gp.utils.files import whole_file
 
+TEXT, SEPARATORS = (".csv", ".tsv"), (",", ";", "\t")
+MISSING = ("", "NA", "N/A", "-")
+
 
 class TableError(ValueError):
     """A file that is no usable table; the message says why."""
 
 
-def load_table(path: str | os.PathLike) -> dict[str, np.ndarray]:
-    """Read the columns of numbers by name, as float64; empty cells are NaN, columns of words are left out.
+def load_table(path: str | os.PathLike, numbers: Collection[str] = ()) -> dict[str, np.ndarray]:
+    """Read the columns of numbers by name, as float64; missing cells are NaN, columns of words are left out.
 
-    A CSV file has its names in the first line; blank lines are skipped. In an NPZ file every vector is a column under its own
-    name; the columns of a matrix ``X`` have the names in ``feature_names`` (or ``X0, X1, ...``), those of ``y`` the names in
-    ``target_name``.
+    A CSV file has its names in the first line; blank lines are skipped. Columns are separated by commas, semicolons or tabs,
+    whichever the first line has most of; between semicolons a comma is a decimal point. Missing cells are empty, ``NA``,
+    ``N/A`` or ``-``. In an NPZ file every vector is a column under its own name; the columns of a matrix ``X`` have the names
+    in ``feature_names`` (or ``X0, X1, ...``), those of ``y`` the names in ``target_name``.
+
+    :param numbers: columns that must be numbers, if the file has them: the error names the first cell that is none.
     """
     path = Path(path)
-    if path.suffix.lower() not in (".csv", ".npz"):
-        raise TableError(f"{path}: a table is a CSV or an NPZ file.")
+    if path.suffix.lower() not in (*TEXT, ".npz"):
+        raise TableError(f"{path}: a table is a CSV (or TSV) or an NPZ file.")
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file.")
-    columns = _read_csv(path) if path.suffix.lower() == ".csv" else _read_npz(path)
+    columns = _read_npz(path) if path.suffix.lower() == ".npz" else _read_csv(path)
     if len(dict(columns)) < len(columns):
         raise TableError(f"{path}: two columns have one name.")
     table = {}
     for name, column in columns:
-        with suppress(ValueError):  # a column of words
+        try:
             table[name] = column.astype(np.float64)
+        except ValueError:  # a column of words
+            if name in numbers:
+                row, cell = next((row, cell) for row, cell in enumerate(column, 1) if not _is_number(cell))
+                words = f"column {name!r}, row {row}: {str(cell)[:40]!r} is no number"
+                raise TableError(f"{path}: {words}; missing cells are empty, NA or -.") from None
     lengths = {len(column) for column in table.values()}
     if not table or lengths == {0}:
         raise TableError(f"{path}: the table is empty or has no column of numbers.")
@@ -45,18 +55,40 @@ def load_table(path: str | os.PathLike) -> dict[str, np.ndarray]:
     return table
 
 
+def _is_number(cell: object) -> bool:
+    try:
+        float(cell)  # type: ignore[arg-type]
+    except ValueError:
+        return False
+    return True
+
+
 def _read_csv(path: Path) -> list[tuple[str, np.ndarray]]:
     try:
+        separator = _separator(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # about an empty file, which is refused by the caller
             # Cells stay Python strings: with dtype=str, every cell would take the memory of the longest one.
-            layout: dict = {"delimiter": ",", "quotechar": '"', "comments": None, "encoding": "utf-8-sig"}
+            layout: dict = {"delimiter": separator, "quotechar": '"', "comments": None, "encoding": "utf-8-sig"}
             cells = np.loadtxt(path, object, ndmin=2, converters=str.strip, **layout)
     except ValueError as error:
         reason = str(error).partition(";")[0]  # behind it, NumPy advises its caller
         raise TableError(f"{path}: cannot be read as CSV: {reason}.") from error
-    cells[1:][cells[1:] == ""] = "nan"
-    return [(column[0], column[1:]) for column in cells.T if len(column)]
+    body = cells[1:]
+    for missing in MISSING:
+        body[body == missing] = "nan"
+    columns = [(column[0], column[1:]) for column in cells.T if len(column)]
+    if separator == ";":
+        columns = [(name, np.array([cell.replace(",", ".") for cell in column], dtype=object)) for name, column in columns]
+    return columns
+
+
+def _separator(path: Path) -> str:
+    """Of the first line that is not blank, what it has most of outside quotes."""
+    with path.open(encoding="utf-8-sig") as file:
+        line = next((line for line in file if line.strip()), "")
+    outside = "".join(line.split('"')[::2])
+    return max(SEPARATORS, key=outside.count)
 
 
 def _read_npz(path: Path) -> list[tuple[str, np.ndarray]]:

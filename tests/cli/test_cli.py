@@ -202,7 +202,9 @@ def test_regression_from_end_to_end(table, tmp_path):
     assert len(predictions["height_mean"]) == 220
     truth = np.sin(6 * predictions["east"][:20])
     assert np.abs(predictions["height_mean"][:20] - truth).mean() < 0.15
-    assert (tmp_path / "out" / "regression.png").read_bytes()[:4] == PNG
+    for picture in ("regression.png", "map.png"):
+        assert (tmp_path / "out" / picture).read_bytes()[:4] == PNG
+        assert picture in result.stdout
     model = GraphGPRegressor.load(tmp_path / "out" / "model.pt")
     x = np.stack([predictions["east"], predictions["north"]], 1)
     np.testing.assert_allclose(model.predict(x), predictions["height_mean"], rtol=1e-6, atol=1e-6)
@@ -225,6 +227,7 @@ def test_units_of_targets_and_columns_that_vary_by_rounding(table, tmp_path, uni
     assert score["rmse"] / unit == pytest.approx(np.sqrt(np.square(errors).mean()), rel=1e-6)
     assert score["rmse"] < 0.3 * score["rmse_of_the_mean"]
     assert main([*arguments, "--y", "z"]) == 2  # complex: no column of numbers
+    assert not (tmp_path / "out" / "map.png").exists()  # three inputs
 
 
 def test_several_targets_from_npz(tmp_path, capsys):
@@ -244,7 +247,8 @@ def test_several_targets_from_npz(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["--x", "east,name", "--y", "height"], 2, "no column of numbers name"),
+        (["--x", "east,name", "--y", "height"], 1, "sites.csv: column 'name', row 1: 'site 0' is no number"),
+        (["--x", "east,depth", "--y", "height"], 2, "--x: no column of numbers depth; the table has east, north, height"),
         (["--x", "east", "--y", "east"], 2, "input and target at once"),
         (["--x", "use", "--y", "height"], 2, "predictions.csv has columns of results named use; rename"),
         (["--x", "east,height_mean,height_std", "--y", "height"], 2, "named height_mean, height_std; rename"),

@@ -20,7 +20,7 @@ def test_blank_lines_are_skipped(tmp_path):
 
 
 def test_other_files_are_no_tables(tmp_path):
-    with pytest.raises(TableError, match="CSV or an NPZ"):
+    with pytest.raises(TableError, match=r"CSV \(or TSV\) or an NPZ"):
         load_table(tmp_path / "t.xlsx")
     with pytest.raises(FileNotFoundError, match="no such file"):
         load_table(tmp_path / "t.csv")
@@ -62,3 +62,36 @@ def test_tables_without_numbers_and_names_that_stand_twice(tmp_path):
     np.savez(tmp_path / "t.npz", X=np.ones((3, 2)), feature_names=np.array(["a", "b"]), a=np.zeros(3))
     with pytest.raises(TableError, match="two columns have one name"):
         load_table(tmp_path / "t.npz")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("commas.csv", "a,b\n1.5,2\n3,NA\n-,-4e2\n"),
+        ("semicolons.csv", "a;b\n1.5;2\n3;NA\n-;-4e2\n"),
+        ("decimal commas.csv", "a;b\n1,5;2\n3;NA\n-;-4e2\n"),
+        ("tabs.csv", "a\tb\n1.5\t2\n3\t N/A\n-\t-4e2\n"),
+        ("tabs.tsv", "a\tb\n1.5\t2\n3\t\n\t-4e2\n"),
+        ("first line blank.csv", "\n\na;b\n1.5;2\n3;NA\n-;-4e2\n"),
+    ],
+)
+def test_separators_and_missing_cells(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    columns = load_table(tmp_path / name, numbers=["a", "b"])
+    np.testing.assert_array_equal(columns["a"], [1.5, 3, np.nan])
+    np.testing.assert_array_equal(columns["b"], [2, np.nan, -400])
+
+
+def test_separators_within_quotes_are_words(tmp_path):
+    (tmp_path / "t.csv").write_text('"a; b; c",d\n1,2\n')
+    assert set(load_table(tmp_path / "t.csv")) == {"a; b; c", "d"}
+
+
+def test_a_cell_that_is_no_number_is_named(tmp_path):
+    (tmp_path / "t.csv").write_text("a,depth\n1,2\n\n3,4 m\n5,6 m\n")
+    assert set(load_table(tmp_path / "t.csv")) == {"a"}  # nobody asked for it
+    with pytest.raises(TableError, match=r"t.csv: column 'depth', row 2: '4 m' is no number; missing cells are empty, NA or -"):
+        load_table(tmp_path / "t.csv", numbers=["depth"])
+    (tmp_path / "t.csv").write_text("a,depth\n1," + "x" * 99 + "\n")
+    with pytest.raises(TableError, match=r"row 1: 'x{40}' is no number"):
+        load_table(tmp_path / "t.csv", numbers=["depth"])
