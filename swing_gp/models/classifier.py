@@ -44,7 +44,8 @@ class GraphGPClassifier(ClassifierMixin, BaseEstimator):
     smoothness, the weight of the graph, the damping of its short waves and the output scale maximise the marginal likelihood,
     from the likeliest of several starts, with wide priors. A warning names a fit whose left-out labels are predicted no better
     than by the shares of the classes. Give the inputs you will predict at, or any others of the same kind, as
-    ``X_unlabeled``: with few labels the graph of all of them is what tells classes apart.
+    ``X_unlabeled``: with few labels the graph of all of them is what tells classes apart. Without them there is no graph, and
+    the kernel is a plain Matérn kernel.
 
     :param nu: the smoothness: 0.5, 1.5 or 2.5; None for the likeliest.
     :param scaling: of the inputs: ``"global"`` divides all columns by one number, ``"columns"`` each by its own standard
@@ -131,6 +132,8 @@ class GraphGPClassifier(ClassifierMixin, BaseEstimator):
         for scaling in self._scalings(nodes):
             scale = column_scales(nodes, scaling)
             inputs, points = self._scaled(x, scale), torch.unique(self._scaled(nodes, scale), dim=0)
+            # Without other inputs all that will be predicted lies off the graph, and the likelihood knows its nodes alone.
+            points = points if len(nodes) > len(x) else points[:0]
             coordinates = self._coordinates(points)
             for nu in (self.nu,) if self.nu is not None else SMOOTHNESS:
                 model = self._model(coordinates, nu, inputs[few], labels[few])

@@ -29,7 +29,7 @@ def model(path):
 
 
 def classifier(path):
-    GraphGPClassifier(nu=1.5, alpha=0.1, max_steps=0).fit(X, X[:, 0] > 0.5).save(path)
+    GraphGPClassifier(nu=1.5, alpha=0.1, max_steps=0).fit(X, X[:, 0] > 0.5, X_unlabeled=X + 0.01).save(path)
     return path.read_bytes()
 
 

@@ -164,6 +164,8 @@ def test_few_labels_and_a_graph(seed):
     assert model.score(x[rest], y[rest]) > max(0.93, plain.score(x[rest], y[rest]))
     assert log_loss(y[rest], model.predict_proba(x[rest])) < log_loss(y[rest], plain.predict_proba(x[rest]))
     assert isinstance(model.kernel_.base_kernel, ManifoldMaternKernel)
+    # Without the others there is no graph to see.
+    assert not isinstance(GraphGPClassifier(max_steps=1).fit(x[few], y[few]).kernel_.base_kernel, ManifoldMaternKernel)
 
 
 def test_digits_with_a_hundred_labels():
@@ -208,7 +210,7 @@ def test_labels_without_meaning_are_named():
 
 def test_many_labels_take_their_nearest(monkeypatch):
     x, y, _ = noisy_field(400, 3)
-    model = GraphGPClassifier(starts=1, nu=1.5, alpha=0.1).fit(x[:300], y[:300])
+    model = GraphGPClassifier(starts=1, nu=1.5, alpha=0.1).fit(x[:300], y[:300], X_unlabeled=x[300:])
     exact = model.predict_proba(x)
     monkeypatch.setattr(classifier, "DENSE", 100)
     monkeypatch.setattr(classifier, "NEIGHBORS", 300)
@@ -231,7 +233,7 @@ def test_few_rows_have_no_graph_and_rows_may_repeat(tmp_path, monkeypatch):
     monkeypatch.setattr(classifier, "DENSE", 3)
     np.testing.assert_array_equal(model.predict(x), y)
     many = np.repeat(np.random.default_rng(0).uniform(size=(30, 2)), 40, 0)
-    GraphGPClassifier(starts=1, max_steps=3).fit(many, (many[:, 0] > 0.5).astype(int))
+    GraphGPClassifier(starts=1, max_steps=3).fit(many, (many[:, 0] > 0.5).astype(int), X_unlabeled=many + 0.01)
 
 
 # Files, seeds, data frames
