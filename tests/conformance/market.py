@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -62,7 +63,8 @@ class Route:
 
     :ivar options: what a GPyTorch kernel is made with.
     :ivar lengthscale: where the route is what its name says.
-    :ivar exact: whether it computes the kernel of the graph itself; otherwise its own dense matrix is the truth.
+    :ivar exact: whether it computes the kernel of the graph itself; otherwise the matrix of the same draws in float64 is the
+        truth.
     :ivar anywhere: whether it is defined off the graph.
     :ivar moves: whether it has gradients in its inputs.
     :ivar joint: whether it is the kernel of the graph also between two points off the graph.
@@ -123,6 +125,12 @@ WITHOUT = {
 }
 
 
+@torch.no_grad()
+def covariance_of_the_same_draws(kernel: Any, x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m), float64
+    """Features and walks are drawn in float64 from the seed, whatever the dtype: a copy in float64 has the same ones."""
+    return copy.deepcopy(kernel).double()(x.double(), y.double()).to_dense()
+
+
 @dataclass(frozen=True)
 class Stall:
     """One cell of the market."""
@@ -179,10 +187,8 @@ class Stall:
         return self.of.anywhere and self.series != "log matern"
 
     def truth(self, kernel: Any) -> Covariance:
-        """The dense kernel: of the graph, or of what a route has drawn."""
-        if self.of.exact:
-            return partial(dense_covariance, kernel)
-        return lambda x, y: kernel(x, y).to_dense().detach().double()
+        """The dense kernel in float64, at the hyper-parameters of the moment: of the graph, or of what a route has drawn."""
+        return partial(dense_covariance if self.of.exact else covariance_of_the_same_draws, kernel)
 
     def refusal(self) -> str | None:
         """Why there is no such kernel, as the error says it."""
