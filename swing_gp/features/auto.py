@@ -48,8 +48,8 @@ MAX_PAIRWISE = 5000
 SAMPLE_ROWS, SAMPLE_COLUMNS = 256, 4096
 # The most that an error of a list grows by.
 MOST_OF_LISTS = 30.0
-# What errors of weights cannot fall below: rounding.
-LEAST_TOL = {torch.float32: 1e-6, torch.float64: 1e-12}
+# What weights are not asked for, because rounding leaves about half of it: grids of 10,000 nodes in float32 are off by 1.2e-6.
+LEAST_TOL = {torch.float32: 2e-6, torch.float64: 1e-12}
 # Landmarks are probed on this many nodes; more nodes than that leave the spectrum of the normalised graph unchanged.
 PROBE = 2000
 

@@ -129,12 +129,15 @@ class FourierGrid(FeatureMap):
             raise ValueError(refusal)
         self._center, self._spacing, band = _layout(graph, tol, room, margin)
         # The band is right for points that fill the box; where exact rows of W say otherwise, it is widened.
-        self.row_error = math.inf
+        self.row_error, self.half_widths = math.inf, (0,) * graph.dim
         for _ in range(MAX_WIDENINGS):
-            before = self.row_error
+            before, widths = self.row_error, self.half_widths
             self._set_band(band)
             self.row_error = self._sampled_row_error()
-            if self.row_error <= tol or self.row_error > 0.95 * before:
+            if self.row_error > 0.95 * before:  # what is left is rounding, or no band ends it: more modes are in vain
+                self.row_error, self.half_widths = before, widths
+                break
+            if self.row_error <= tol:
                 break
             band = 1.2 * band
         if self.row_error > tol:

@@ -388,6 +388,14 @@ def test_a_tiny_graph_has_no_huge_grid(graph, series, tol):
             graph_kernel(graph, series, features="grid", tol=tol)
 
 
+def test_modes_that_do_not_help_are_not_kept(monkeypatch):
+    graph = ImplicitGraph(cloud(500, 2), Gaussian(0.1))
+    monkeypatch.setattr(FourierGrid, "_sampled_row_error", lambda self: 2e-6)  # as rounding leaves it, whatever the band
+    with pytest.warns(AccuracyWarning, match="2e-06"):
+        grid = FourierGrid(graph, 1e-6)
+    assert grid.num_modes == count_modes(graph, 1e-6)
+
+
 def test_the_default_limit_of_modes_grows_with_the_graph_and_auto_agrees():
     graphs = [ImplicitGraph(cloud(number, 1), Gaussian(1e-3)) for number in (10, 5000, 100_000)]
     assert [default_modes(graph) for graph in graphs] == [2**18, 320_000, 2**22]
