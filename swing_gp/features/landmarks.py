@@ -100,9 +100,16 @@ class LandmarkFeatures(DenseFeatures):
     def _cholesky(self) -> Tensor:  # (r, r), float64
         sites = self._sites.double()
         gram = self.graph.edge.weights(sites, sites)
-        # A few ulps keep the factor finite when a changed lengthscale makes landmarks dependent.
-        floor = 1e-13 if self.graph.points.dtype == torch.float64 else 1e-8
-        return torch.linalg.cholesky(gram + floor * torch.eye(len(sites), dtype=gram.dtype, device=gram.device))
+        return torch.linalg.cholesky(gram + self._jitter * torch.eye(len(sites), dtype=gram.dtype, device=gram.device))
+
+    @property
+    def _jitter(self) -> float:
+        """A few ulps keep the factor finite when a changed lengthscale makes landmarks dependent."""
+        return 1e-13 if self.graph.points.dtype == torch.float64 else 1e-8
+
+    def _left_by(self, squares: Tensor) -> Tensor:  # (n,), |phi|^2 -> (n,)
+        # At a landmark the jitter leaves up to itself, which is nothing that W has and no loop to a steep series.
+        return (1 - self._jitter - squares).clamp_min(0)
 
     def features(self, x: Tensor) -> Tensor:
         return _Nystrom.apply(self.graph.edge, self._cholesky, x, self._sites, *self.graph.edge.parameters())
@@ -113,7 +120,7 @@ class LandmarkFeatures(DenseFeatures):
 
     @cached_property
     def residual_diagonal(self) -> Tensor:  # (N,)
-        return (1 - self._node_sums[1]).clamp_min(0)
+        return self._left_by(self._node_sums[1])
 
     @property
     def mean_residual(self) -> float:
@@ -128,7 +135,7 @@ class LandmarkFeatures(DenseFeatures):
         return self.residual_diagonal.max() if self.graph.shards.local else self.graph.shards.max(self.residual_diagonal)
 
     def residual(self, features: Tensor) -> Tensor:
-        return (1 - features.square().sum(-1)).clamp_min(0)
+        return self._left_by(features.square().sum(-1))
 
     def node_residual(self) -> Tensor:
         return self.residual_diagonal

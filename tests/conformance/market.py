@@ -167,8 +167,6 @@ class Stall:
     @property
     def tol(self) -> float:
         """How far from dense truth it may be."""
-        if self.series == "log matern":
-            return 1e-5  # dense algebra rounds eigenvalues, too, that are a few floors apart
         return 1e-6 if self.dtype == "double" else 5e-3
 
     @property

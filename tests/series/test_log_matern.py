@@ -66,6 +66,15 @@ def test_routes_agree_with_eigenvalues(features, floor):
         assert (operator.info.method, "steep" in operator.info.reason) == ("landmarks", True)
 
 
+@pytest.mark.parametrize("edge", [Gaussian(0.3), Laplace(0.3)])
+def test_what_keeps_landmarks_independent_is_no_loop(edge):
+    # Jitter of 1e-13 is a tenth of the floor, and was a loop of every landmark: the kernel was off by 1e-6.
+    graph, series = ImplicitGraph(cloud(40, 2), edge), LogMatern()
+    operator = graph_kernel(graph, series, features="landmarks")
+    assert operator.features.num_features == 40
+    assert relative(operator.to_dense(), dense(graph, series)) < 2e-8
+
+
 def test_landmarks_that_leave_a_residual():
     # loops of 1e-7 lie far above the floor: treated to first order they scaled every tie by a thousandth
     graph = ImplicitGraph(cloud(300, 2), Gaussian(0.3))
