@@ -46,9 +46,8 @@ RAW_TERMS = 24
 MAX_PAIRWISE = 5000
 # Rows and columns of the sample that neighbours are counted on.
 SAMPLE_ROWS, SAMPLE_COLUMNS = 256, 4096
-# The most that an error of a list grows by.
-MOST_OF_LISTS = 30.0
 # What weights are not asked for, because rounding leaves about half of it: grids of 10,000 nodes in float32 are off by 1.2e-6.
+# Lists, which are cut off and not rounded, have no such limit.
 LEAST_TOL = {torch.float32: 2e-6, torch.float64: 1e-12}
 # Landmarks are probed on this many nodes; more nodes than that leave the spectrum of the normalised graph unchanged.
 PROBE = 2000
@@ -109,7 +108,7 @@ def sensitivity(graph: Graph, series: Series) -> float:
 def margin(graph: Graph, series: Series) -> float:
     """By how much weights are to be more accurate than the kernel: the sensitivity, in steps, so that one map serves many
     series."""
-    return 4.0 ** math.ceil(math.log(sensitivity(graph, series), 4) - 1e-9)
+    return 2.0 ** math.ceil(math.log2(sensitivity(graph, series)) - 1e-9)
 
 
 def takes_precision(features: FeatureMap, series: Series) -> bool:
@@ -155,7 +154,8 @@ def choose_features(
     """
     goal = default_tol(graph) if tol is None else tol
     series.check_precision(graph.points.dtype)
-    weights_tol = max(goal / margin(graph, series), LEAST_TOL[graph.points.dtype])
+    list_tol = max(goal / margin(graph, series), LEAST_TOL[torch.float64])
+    weights_tol = max(list_tol, LEAST_TOL[graph.points.dtype])
     if isinstance(name, FeatureMap):
         if name.graph is not graph:
             raise ValueError("features belong to another graph; build the map on the graph you pass, or bind() it.")
@@ -178,8 +178,7 @@ def choose_features(
         raise ValueError(f"num_features has no meaning for features={name!r}, which {why}; leave it out.")
     reason, most = "asked for by name", NUM_FEATURES if num_features is None else num_features
     makers: Makers = {
-        # What a list leaves out takes its degrees with it, so that smooth functions hardly see it.
-        "neighbors": lambda: NeighborFeatures(graph, max(weights_tol, goal / MOST_OF_LISTS), room=room),
+        "neighbors": lambda: NeighborFeatures(graph, list_tol, room=room),
         "grid": lambda: FourierGrid(
             graph, weights_tol, room=room, margin=graph.edge.reach(weights_tol) * room if outside else 0.0
         ),
@@ -191,7 +190,7 @@ def choose_features(
     if name == "auto":
         graph.shards.refuse("The choice of features='auto'", "use features='landmarks' or 'fourier'")
         if not walked:
-            return _cheapest(graph, series, goal, weights_tol, num_features, generator, makers)
+            return _cheapest(graph, series, goal, weights_tol, list_tol, num_features, generator, makers)
         name = "positive" if isinstance(graph.edge, Gaussian) else "pairwise"
         reason = "the paper's features" if name == "positive" else "walks need weights that are positive"
     features = makers[name]()
@@ -204,6 +203,7 @@ def _cheapest(
     series: Series,
     tol: float,
     weights_tol: float,
+    list_tol: float,
     num_features: int | None,
     generator: torch.Generator,
     makers: Makers,
@@ -222,7 +222,7 @@ def _cheapest(
             reason = f"{reason}, or {most}"
         return features, Choice.of(features, "landmarks", reason, tol, series)
 
-    work, notes, landmarks = _count_work(graph, series, tol, weights_tol, most, generator)
+    work, notes, landmarks = _count_work(graph, series, tol, weights_tol, list_tol, most, generator)
     makers["landmarks"] = lambda: LandmarkFeatures(
         graph, most, generator=generator, residual_tol=weights_tol, landmarks=landmarks
     )
@@ -251,13 +251,19 @@ def _cheapest(
 
 
 def _count_work(
-    graph: ImplicitGraph, series: Series, tol: float, weights_tol: float, most: int, generator: torch.Generator
+    graph: ImplicitGraph,
+    series: Series,
+    tol: float,
+    weights_tol: float,
+    list_tol: float,
+    most: int,
+    generator: torch.Generator,
 ) -> tuple[dict[str, float], list[str], Tensor | None]:
     """The work of every route that can meet the tolerance, why the others cannot, and landmarks if all nodes were probed."""
     nodes, notes = graph.num_nodes, []
     work: dict[str, float] = {}
     terms = series.num_terms(graph.spectrum, 0.1 * tol) if graph.normalization else RAW_TERMS
-    neighbors, effective_rank = sample_pairs(graph, list_cutoff(graph, max(weights_tol, tol / MOST_OF_LISTS)))
+    neighbors, effective_rank = sample_pairs(graph, list_cutoff(graph, list_tol))
     if nodes <= ONE_BLOCK:
         work["pairwise"] = nodes**2 * (WEIGHT + PRODUCTS * terms)
     if neighbors <= MAX_NEIGHBORS:  # a pair has to be found and sorted before it is weighed

@@ -7,7 +7,7 @@ import scipy.sparse
 import scipy.spatial
 import torch
 from clouds import cube, gaussian
-from oracles import cloud, dense_adjacency, dense_kernel, paper_cloud, relative
+from oracles import CLOSED_FORMS, cloud, dense_adjacency, dense_kernel, paper_cloud, relative
 
 from swing_gp import (
     AccuracyWarning,
@@ -18,6 +18,7 @@ from swing_gp import (
     ImplicitGraph,
     Laplace,
     LogMatern,
+    Matern,
     NeighborFeatures,
     PairwiseFeatures,
     RandomWalk,
@@ -45,6 +46,21 @@ def test_lists_meet_the_tolerance(edge, tol, normalization):
     graph = ImplicitGraph(paper_cloud(400), edge, normalization)
     operator = graph_kernel(graph, Diffusion(2.0), features="neighbors", tol=tol)
     assert relative(operator.to_dense(), dense_kernel(graph, Diffusion(2.0))) < 5 * tol
+
+
+@pytest.mark.parametrize("tol", [1e-3, 1e-6])
+@pytest.mark.parametrize("series", [RegularizedLaplacian(3000.0, 2.0), Matern(3.5, 100.0), Diffusion(500.0)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_steep_series_on_a_chain_of_nodes_meet_the_tolerance(series, tol, dtype):
+    # Nodes a few lengthscales apart hang together by the very weights that a cut-off leaves out: errors of the weights grow by
+    # all of the sensitivity, which was taken for 30 and is 6,000 here.
+    graph = ImplicitGraph(cloud(1000, 1, seed=1, dtype=dtype), Gaussian(0.5 / 1000))
+    operator = graph_kernel(graph, series, features="neighbors", tol=tol)
+    values, vectors = torch.linalg.eigh(dense_adjacency(graph))
+    v = torch.randn(1000, 1, generator=generator(), dtype=torch.float64)
+    truth = vectors @ (CLOSED_FORMS[type(series)](series, values).unsqueeze(-1) * (vectors.mT @ v))
+    beyond = truth - series.coefficients(1) * v
+    assert float((operator @ v.to(dtype) - truth).norm() / beyond.norm()) < 2 * max(tol, operator.info.predicted_error)
 
 
 def test_the_pattern_is_every_pair_within_the_cut_off_and_nothing_else():
