@@ -1,8 +1,8 @@
 r"""Graph random features on an explicit sparse graph (paper, Algorithm 1; Choromanski, 2023; Reid et al., 2024).
 
-The baseline of SWING, and the route for graphs that are not of the form :math:`f(p_i - p_j)`, such as k-nearest-neighbour
-graphs. Row i of the sparse matrix :math:`\Xi` is the signature vector of node i: every visit of a walk from i adds its load
-times the modulation, and :math:`K = E[\Xi_1 \Xi_2^\top]` for independent walks.
+The baseline of SWING, on graphs for which :class:`~swing_gp.SparseGraph` has the exact kernel. Row i of the sparse matrix
+:math:`\Xi` is the signature vector of node i: every visit of a walk from i adds its load times the modulation, and
+:math:`K = E[\Xi_1 \Xi_2^\top]` for independent walks.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from linear_operator.operators import LinearOperator, MatmulLinearOperator, to_linear_operator
 from torch import Tensor
 
+from swing_gp.graphs.sparse import SparseGraph
 from swing_gp.linalg.gram import white_noise
 from swing_gp.linalg.sparse import SparsePattern
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
@@ -25,8 +26,6 @@ from swing_gp.utils.validation import as_generator, check_choice, check_count, c
 # A walk of this many steps has outlived any halting probability that is worth using.
 MAX_STEPS = 1000
 POWER_STEPS = 100
-# Rounding in float32 leaves a matrix this symmetric, as a share of its largest entry.
-ASYMMETRY = 1e-6
 
 
 class GRFLinearOperator(MatrixFreeLinearOperator):
@@ -124,28 +123,9 @@ def grf_kernel(
 
 
 def _as_csr(adjacency: Any) -> scipy.sparse.csr_array:
-    if not torch.is_tensor(adjacency) and not scipy.sparse.issparse(adjacency):
-        raise TypeError(
-            f"adjacency must be a SciPy sparse array or a torch tensor, got {type(adjacency).__name__}; "
-            "wrap it in scipy.sparse.csr_array."
-        )
-    if adjacency.ndim != 2 or adjacency.shape[0] != adjacency.shape[1] or adjacency.shape[0] == 0:
-        raise ValueError(f"adjacency must be a square matrix with at least one node, got shape {tuple(adjacency.shape)}.")
-    if torch.is_tensor(adjacency):
-        coo = adjacency.detach().cpu().to_sparse_coo().coalesce()
-        adjacency = scipy.sparse.coo_array((coo.values().numpy(), coo.indices().numpy()), shape=tuple(coo.shape))
-    matrix = scipy.sparse.csr_array(adjacency, dtype=np.float64)
-    matrix.sum_duplicates()
-    if not np.isfinite(matrix.data).all() or (matrix.data < 0).any():
-        raise ValueError("adjacency must be finite and non-negative: a walk steps with probability proportional to it.")
-    gap = float(abs(matrix - matrix.T).max())
-    if gap > ASYMMETRY * matrix.data.max(initial=0.0):
-        raise ValueError(
-            f"adjacency must be symmetric: it differs from its transpose by up to {gap:.3g}, and walks from both sides of a "
-            "directed graph meet in another kernel. Use 0.5 * (A + A.T), as for a graph of k nearest neighbours, and the "
-            "symmetric normalisation D^-1/2 A D^-1/2 in place of D^-1 A."
-        )
-    return matrix
+    if torch.is_tensor(adjacency) and adjacency.layout == torch.strided:
+        adjacency = adjacency.to_sparse_coo()
+    return SparseGraph(adjacency, normalization=None).to_scipy().astype(np.float64)
 
 
 def _check_convergence(matrix: scipy.sparse.csr_array, series: Series) -> None:
