@@ -75,6 +75,14 @@ def test_what_keeps_landmarks_independent_is_no_loop(edge):
     assert relative(operator.to_dense(), dense(graph, series)) < 2e-8
 
 
+def test_landmarks_of_raw_weights_do_not_stop_at_the_tolerance():
+    # A residual of 1e-7 is far above the floor: the kernel was off by 2% at tol=1e-6.
+    graph, series = ImplicitGraph(cloud(300, 1), Gaussian(0.01), None), LogMatern(3.0, 0.8)
+    operator = graph_kernel(graph, series, features="landmarks", tol=1e-6)
+    # What rounding of the weights does near zero is said.
+    assert relative(operator.to_dense(), dense(graph, series)) < 10 * operator.info.predicted_error < 3e-3
+
+
 def test_landmarks_that_leave_a_residual():
     # loops of 1e-7 lie far above the floor: treated to first order they scaled every tie by a thousandth
     graph = ImplicitGraph(cloud(300, 2), Gaussian(0.3))
