@@ -63,12 +63,13 @@ def check_maximum(acquisition: Any, together: int) -> None:
     found, value = optimize_acqf(acquisition, BOX, q=together, num_restarts=4, raw_samples=128)
     assert found.shape == (together, 2)
     assert bool(((found >= BOX[0]) & (found <= BOX[1])).all())
-    if together > 1:  # the best of all pairs depends on where a search starts
-        return
-    axis = torch.linspace(0, 1, 41, dtype=torch.float64)
+    # Every place of a fine grid, or every pair of places of a coarse one.
+    axis = torch.linspace(0, 1, 41 if together == 1 else 7, dtype=torch.float64)
+    chosen = itertools.combinations(torch.cartesian_prod(axis, axis), together)
     with torch.no_grad():
-        most = float(acquisition(torch.cartesian_prod(axis, axis).unsqueeze(1)).max())
-    assert float(value) >= most - 1e-3, f"{float(value)} at {found.tolist()}, and {most} elsewhere"
+        most = max(float(acquisition(some).max()) for some in torch.stack([torch.stack(one) for one in chosen]).split(1000))
+    # Four searches may all end on another hill of pairs, one that is lower by a few percent.
+    assert float(value) >= most - (1e-3 if together == 1 else 0.05), f"{float(value)} at {found.tolist()}, and {most} elsewhere"
 
 
 def check(route: str, name: str) -> None:
