@@ -101,8 +101,8 @@ class Choice:
 
 
 def sensitivity(graph: Graph, series: Series) -> float:
-    """By how much an error of weights may grow to one of the kernel. Where the spectrum is not known beforehand it is one, or for
-    a steep series, whose slope is near zero, that of a spectrum up to one."""
+    """By how much an error of weights may grow to one of the kernel. Where the spectrum is not known beforehand it is one, or
+    for a steep series, whose slope is near zero, that of a spectrum up to one."""
     if not graph.normalization:
         return series.sensitivity((0.0, 1.0)) if series.steep else 1.0
     return series.sensitivity(graph.spectrum)

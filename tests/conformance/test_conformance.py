@@ -208,8 +208,8 @@ def test_batches_are_separate_calls(stall):
     for x in places(stall).values():
         model = trained(stall)
         batch = torch.stack([x[:4], x[1:5], x[:4].flip(0)])
-        # A posterior covariance is the prior's less what 25 observations explain, a sum of squares that is no larger: two orders
-        # of summation differ by up to 25 roundings of the prior's variance. 16 are allowed.
+        # A posterior covariance is the prior's less what 25 observations explain, a sum of squares that is no larger: two
+        # orders of summation differ by up to 25 roundings of the prior's variance. 16 are allowed.
         rounding = 16 * torch.finfo(x.dtype).eps * float(model.covar_module(x, diag=True).detach().max())
         for shape in ((3,), (3, 1)):
             inputs = batch.view(*shape, *batch.shape[1:])
