@@ -24,6 +24,7 @@ from swing_gp.graphs.edges import EdgeFunction
 from swing_gp.graphs.graph import Graph
 from swing_gp.linalg.gram import cross_gram, gram
 from swing_gp.linalg.sparse import SparsePattern
+from swing_gp.utils.copies import WithoutCaches
 
 Map = TypeVar("Map", bound="FeatureMap")
 
@@ -39,7 +40,7 @@ class Unsuitable(ValueError):
         self.reason = reason
 
 
-class FeatureMap(ABC):
+class FeatureMap(WithoutCaches, ABC):
     """A linearised edge function on a graph.
 
     :ivar graph: the graph; an :class:`~swing_gp.ImplicitGraph` for all maps but that of a sparse graph.
@@ -181,10 +182,6 @@ class FeatureMap(ABC):
         other = copy.copy(self)
         other.graph = graph
         return other
-
-    def __getstate__(self) -> dict:
-        """For copies and pickles: all but what is computed on demand."""
-        return {k: v for k, v in self.__dict__.items() if not isinstance(getattr(type(self), k, None), cached_property)}
 
 
 class NodeFeatures(FeatureMap):

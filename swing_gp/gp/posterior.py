@@ -136,8 +136,8 @@ class PrecisionPosterior(IterativePosterior):
 
     def mean(self, cross: KernelBlock | KernelBlocks) -> Tensor:  # (*batch, t)
         whole = cross.whole if isinstance(cross, KernelBlocks) else cross
-        if len(whole.inputs[1]) != self.noisy.shape[-1]:  # every list has training inputs of its own
-            return super().mean(cross)
+        if not isinstance(whole, KernelBlock) or len(whole.inputs[1]) != self.noisy.shape[-1]:
+            return super().mean(cross)  # every list has training inputs of its own
         with torch.no_grad():
             solver = self.noisy.structured_solver()
             seen = seen_after(whole, solver)

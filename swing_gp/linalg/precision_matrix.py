@@ -29,6 +29,7 @@ from swing_gp.linalg.gram import frozen_signs
 from swing_gp.linalg.multigrid import SMALL, Multigrid
 from swing_gp.linalg.polynomial import clenshaw_in_place
 from swing_gp.linalg.sparse import advance, sparse_tensor
+from swing_gp.utils.copies import WithoutCaches
 
 # Columns that are solved for at a time: few enough to stay near the processor, enough for sparse products to pay.
 COLUMNS = 16
@@ -69,7 +70,7 @@ def _spectral_product(vectors: Tensor, values: Tensor, v: Tensor) -> Tensor:
     return vectors @ (values * (vectors.mT @ v))
 
 
-class PrecisionMatrix:
+class PrecisionMatrix(WithoutCaches):
     r""":math:`Q = B^m \rho(A)`.
 
     :param matrix: A, CSR, float64.
@@ -171,6 +172,29 @@ class PrecisionMatrix:
         rest = np.sqrt(np.clip(left, 0, None))[:, None]
         tails, heads = (torch.from_numpy(end.astype(np.int64)) for end in (tail, head))
         return torch.from_numpy(rest), torch.from_numpy(entries), tails, heads
+
+    @cached_property
+    def _components(self) -> tuple[int, Tensor, Tensor]:
+        """Of the components that have edges: their number, that of every node, and the roots of the degrees, zero elsewhere."""
+        _, labels = scipy.sparse.csgraph.connected_components(self._matrix, directed=False)
+        linked = np.asarray(self._matrix.sum(axis=1)).ravel() > 0
+        return (
+            len(np.unique(labels[linked])),
+            torch.from_numpy(labels.astype(np.int64)),
+            torch.from_numpy(np.where(linked, self._roots, 0.0)).unsqueeze(-1),
+        )
+
+    @property
+    def num_constants(self) -> int:
+        """The eigenvectors of A with eigenvalue one: the roots of the degrees on every component."""
+        return self._components[0]
+
+    def without_constants(self, v: Tensor) -> Tensor:  # (N, k) -> (N, k)
+        """What is orthogonal to those eigenvectors."""
+        _, labels, root = self._components
+        sums = torch.zeros(int(labels.max()) + 1, v.shape[-1] + 1, dtype=torch.float64)
+        sums = sums.index_add(0, labels, torch.cat([root * v, root.square()], -1))
+        return v - root * (sums[:, :-1] / sums[:, -1:].clamp_min(1e-300))[labels]
 
     @cached_property
     def diagonal(self) -> tuple[Tensor, Tensor]:  # (N,), (N,)

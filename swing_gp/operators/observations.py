@@ -15,6 +15,7 @@ from swing_gp.linalg.conjugate_gradients import conjugate_gradients
 from swing_gp.linalg.precision_matrix import Action
 from swing_gp.operators.regimes import MOST_DENSE
 from swing_gp.operators.sites import Sites
+from swing_gp.utils.copies import WithoutCaches
 
 # Relative residual of solves with T, which lie inside others. Its eigenvalues are close together.
 INNER_TOL = 1e-13
@@ -58,7 +59,7 @@ class AtNodes:
         return self.to_nodes(1 / self.noise.unsqueeze(-1)).squeeze(-1)
 
 
-class AtSites:
+class AtSites(WithoutCaches):
     """Observations anywhere.
 
     :param leading: :math:`\\alpha_0, \\alpha_1`.
@@ -68,9 +69,17 @@ class AtSites:
 
     def __init__(self, sites: Sites, noise: Tensor, leading: Tensor) -> None:
         self.sites, self.noise, self.leading = sites, noise.double(), leading.double()
-        own = sites.own(sites, leading.to(sites.points.dtype))
-        self.from_nodes, self.to_nodes, self._own = (_in_double(f, sites) for f in (sites.from_nodes, sites.to_nodes, own))
         self._diagonal = (self.noise + self.leading[0] * sites.off).unsqueeze(-1)
+
+    def from_nodes(self, values: Tensor) -> Tensor:
+        return in_double(self.sites.from_nodes, self.sites)(values)
+
+    def to_nodes(self, values: Tensor) -> Tensor:
+        return in_double(self.sites.to_nodes, self.sites)(values)
+
+    @cached_property
+    def _own(self) -> Action:
+        return in_double(self.sites.own(self.sites, self.leading.to(self.sites.points.dtype)), self.sites)
 
     def product(self, values: Tensor) -> Tensor:
         return self.noise.unsqueeze(-1) * values + self._own(values)
@@ -89,7 +98,7 @@ class AtSites:
         return self.to_nodes(self.from_nodes(one) / self._diagonal).clamp_min(0).squeeze(-1)
 
 
-def _in_double(function: Action, sites: Sites) -> Action:
+def in_double(function: Action, sites: Sites) -> Action:
     """The same in float64 outside, where its weights are float32."""
     return lambda values: function(values.to(sites.points.dtype)).double()
 

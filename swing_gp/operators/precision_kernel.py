@@ -11,6 +11,7 @@ from torch import Tensor
 
 from swing_gp.features.auto import solve_terms, takes_precision
 from swing_gp.features.base import FeatureMap
+from swing_gp.linalg.gram import frozen_signs
 from swing_gp.operators import iterative
 from swing_gp.operators.coincident import groups_of, sum_of_equals
 from swing_gp.operators.kernel_block import KernelBlock, MatrixFreeKernel, Places
@@ -54,6 +55,15 @@ class PrecisionKernelLinearOperator(MatrixFreeKernel):
     def _estimated(self) -> tuple[Tensor, Tensor]:
         empty = torch.zeros(0, dtype=torch.int64)
         return NoisyPrecision.at_nodes(self.precision, empty, torch.zeros(0, dtype=torch.float64)).variances()
+
+    def mean_variance_terms(self, probes: int) -> Tensor:  # (probes,)
+        r"""Unbiased estimates of :math:`\mathrm{tr} K / N`. At long ranges most of it is the constants of the components, whose
+        eigenvalue g(1) is known: random signs see what is left."""
+        numbers = self.precision.numbers
+        signs = frozen_signs(self.shape[-1], probes, torch.float64, torch.device("cpu"))
+        rest = numbers.numbered(numbers.without_constants(numbers.renumbered(signs))).to(self.dtype)
+        known = numbers.num_constants * self.series(torch.ones((), dtype=torch.float64)).to(self.dtype)
+        return (known + (rest * self._matmul(rest)).sum(0)) / self.shape[-1]
 
     def exact_diagonal(self, number: int) -> bool:
         return number * self.shape[-1] <= MOST_SOLVED

@@ -15,10 +15,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from swing_gp.linalg.precision_matrix import COLUMNS, Action
+from swing_gp.linalg.precision_matrix import COLUMNS
 from swing_gp.operators.kernel_block import KernelBlock
 from swing_gp.operators.noisy import NoisyKernelLinearOperator
-from swing_gp.operators.observations import AtSites, draw_own
+from swing_gp.operators.observations import AtSites, draw_own, in_double
 from swing_gp.operators.posterior import PosteriorCovariance
 from swing_gp.operators.precision_solver import NoisyPrecision, sites_of
 from swing_gp.operators.regimes import EXACT_VARIANCES, MOST_SOLVED
@@ -108,22 +108,19 @@ class SeenSites(SeenNodes):
         kernel = test.base
         self.sites = sites_of(kernel.precision, test)
         leading = kernel.series.coefficients(2).detach().to(self.sites.points.dtype)
-        self._own = self._doubled(self.sites.own(self.sites, leading))
+        self._own = in_double(self.sites.own(self.sites, leading), self.sites)
         # What test inputs share with observations beyond the nodes, if those are off the graph too
         self.seen = solver.observations if isinstance(solver.observations, AtSites) else None
         if self.seen is not None:
-            self._crossed = self._doubled(self.sites.own(self.seen.sites, leading))
-            self._crossed_back = self._doubled(self.seen.sites.own(self.sites, leading))
-
-    def _doubled(self, function: Action) -> Action:
-        return lambda values: function(values.to(self.sites.points.dtype)).double()
+            self._crossed = in_double(self.sites.own(self.seen.sites, leading), self.sites)
+            self._crossed_back = in_double(self.seen.sites.own(self.sites, leading), self.sites)
 
     def from_nodes(self, values: Tensor) -> Tensor:
-        result = self._doubled(self.sites.from_nodes)(values)
+        result = in_double(self.sites.from_nodes, self.sites)(values)
         return result if self.seen is None else result - self._crossed(self.seen.solve(self.seen.from_nodes(values)))
 
     def to_nodes(self, values: Tensor) -> Tensor:
-        result = self._doubled(self.sites.to_nodes)(values)
+        result = in_double(self.sites.to_nodes, self.sites)(values)
         return result if self.seen is None else result - self.seen.to_nodes(self.seen.solve(self._crossed_back(values)))
 
     def own(self, values: Tensor) -> Tensor:
@@ -131,7 +128,7 @@ class SeenSites(SeenNodes):
         return result if self.seen is None else result - self._crossed(self.seen.solve(self._crossed_back(values)))
 
     def mean(self, node_mean: Tensor, weights: Tensor) -> Tensor:
-        result = self._doubled(self.sites.from_nodes)(node_mean)
+        result = in_double(self.sites.from_nodes, self.sites)(node_mean)
         return result if self.seen is None else result + self._crossed(weights)
 
     def variances(self) -> tuple[Tensor, Tensor]:

@@ -37,6 +37,7 @@ from swing_gp.operators.precision import PrecisionLinearOperator
 from swing_gp.operators.regimes import DENSE, MOST_DENSE
 from swing_gp.operators.sites import Sites
 from swing_gp.series.base import Series
+from swing_gp.utils.copies import WithoutCaches
 
 # Relative errors: of solves, and of samples, which are a few; what a second solve may be asked for where digits cancel.
 SOLVE_TOL, SAMPLE_TOL, LEAST_SHARE = 1e-9, 1e-6, 1e-6
@@ -49,7 +50,7 @@ MOST_FILL = 4e7
 LANCZOS_STEPS, LANCZOS_TOL = 80, 1e-5
 
 
-class NoisyPrecision:
+class NoisyPrecision(WithoutCaches):
     r"""A field on the nodes with precision Q, times a ``scale``, and noisy observations of it.
 
     :param scale: c: the covariance of the observations is :math:`c\,(L K L^\top + T)`.

@@ -27,6 +27,7 @@ from swing_gp.operators.adjacency import AdjacencyLinearOperator
 from swing_gp.operators.coincident import groups_of, sum_of_equals
 from swing_gp.operators.kernel_block import Places
 from swing_gp.series.base import MAX_CHEBYSHEV_DEGREE, Inverse
+from swing_gp.utils.copies import WithoutCaches
 
 # Relative error of the polynomials by which a kernel goes on off the graph.
 EXTENSION_TOL = 1e-13
@@ -61,7 +62,7 @@ def extension_coefficients(
     return torch.nn.utils.rnn.pad_sequence(columns)
 
 
-class Sites:
+class Sites(WithoutCaches):
     """A list of inputs, differentiable in their coordinates.
 
     :param extension: :func:`extension_coefficients`.

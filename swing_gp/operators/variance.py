@@ -12,6 +12,7 @@ from swing_gp.features.landmarks import AccuracyWarning
 from swing_gp.operators.estimated_diagonal import diagonal_terms
 from swing_gp.operators.exact import symmetric_matrix
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
+from swing_gp.operators.precision_kernel import PrecisionKernelLinearOperator
 from swing_gp.operators.preconditioning import LandmarkApproximation
 from swing_gp.operators.regimes import MOST_DENSE
 from swing_gp.operators.swing import SwingLinearOperator
@@ -27,7 +28,8 @@ def mean_variance(operator: Any, landmarks: LandmarkApproximation | None = None)
     In closed form with dense features. Up to 2,000 nodes it is the mean of g over the eigenvalues of the graph's matrix, which
     operators approximate to their tolerance. Above, and for walks, it is an estimate of 16 random signs z: without landmarks
     Hutchinson's :math:`z^\top K z / N`, whose relative standard error is at most
-    :math:`\sqrt{\lambda_{\max}(K) / (8\, \mathrm{tr} K)}`. A warning gives the error as it is where it exceeds 5%.
+    :math:`\sqrt{\lambda_{\max}(K) / (8\, \mathrm{tr} K)}`, in precision form after the constants of the components, which are
+    known, are taken out. A warning gives the error as it is where it exceeds 5%.
 
     :param landmarks: those of the same graph, for a control variate where they resolve it.
     """
@@ -36,7 +38,10 @@ def mean_variance(operator: Any, landmarks: LandmarkApproximation | None = None)
     if operator.shape[-1] <= MOST_DENSE and not isinstance(operator, SwingLinearOperator):
         return operator.series(torch.linalg.eigvalsh(symmetric_matrix(operator.graph)[0])).mean().to(operator.dtype)
     close = None if landmarks is None or landmarks.hopeless else landmarks.kernel
-    estimates = diagonal_terms(operator, close, PROBES, samples=False).mean(0)
+    if isinstance(operator, PrecisionKernelLinearOperator):
+        estimates = operator.mean_variance_terms(PROBES)
+    else:
+        estimates = diagonal_terms(operator, close, PROBES, samples=False).mean(0)
     value = estimates.mean()
     error = float((estimates.std() / PROBES**0.5 / value).detach().abs())
     if error > TOLERATED:

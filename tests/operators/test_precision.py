@@ -366,3 +366,21 @@ def test_a_series_of_ones_own_offers_its_inverse():
     covariance = dense[SEEN][:, SEEN] + 0.01 * torch.eye(len(SEEN))
     assert relative(solver.iterate(y).solution, torch.linalg.solve(covariance, y)) < 1e-7
     assert float((solver.logdet_terms(2) - covariance.logdet()).abs().max()) < 1e-6
+
+
+@pytest.mark.parametrize("kappa", [3.0, 300.0])
+def test_the_mean_variance_knows_the_constants(kappa):
+    """Two components, and a third that has nothing but a node without edges."""
+    matrix = scipy.sparse.block_diag([knn_graph(cloud(1500, 2, seed=s), 6).to_scipy() for s in (0, 1)] + [[[0.0]]])
+    series = Matern(2.0, kappa)
+    kernel = PrecisionKernelLinearOperator(precision(SparseGraph(scipy.sparse.csr_array(matrix)), series), series=series)
+    exact = float(series(torch.linalg.eigvalsh(kernel.precision.adjacency.to_dense())).mean())
+    terms = kernel.mean_variance_terms(16)
+    assert abs(float(terms.mean()) - exact) < 4 * float(terms.std()) / 4
+    assert float(terms.std()) / 4 < 0.05 * exact
+
+
+def test_auto_takes_the_precision_form_for_long_ranges():
+    kernel = MaternGraphKernel(cloud(2500, 2), lengthscale=0.02, nu=2.0, kappa=40.0)
+    assert isinstance(kernel.operator(), PrecisionKernelLinearOperator)
+    assert (kernel.info.method, kernel.info.form) == ("neighbors", "precision")
