@@ -57,7 +57,8 @@ class PrecisionLinearOperator(MatrixFreeLinearOperator):
         return self.adjacency.shape
 
     def _transpose_nonbatch(self) -> LinearOperator:
-        return self
+        # The same matrix, but its gradients are those of the transpose.
+        return self.__class__(self.adjacency._transpose_nonbatch(), self.linear, self.rest, **self._kwargs)
 
     def _apply(self, rhs: Tensor) -> Tensor:
         a, b = self.linear.to(rhs.dtype)

@@ -38,7 +38,7 @@ class PrecisionKernelLinearOperator(MatrixFreeKernel):
         self.features, self.graph = precision.adjacency.features, precision.adjacency.graph
 
     def _transpose_nonbatch(self) -> LinearOperator:
-        return self
+        return self.__class__(self.precision._transpose_nonbatch(), series=self.series)
 
     def _apply(self, rhs: Tensor) -> Tensor:
         return iterative.solve(self.precision, rhs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import unittest
+import unittest.mock
 
 import gpytorch
 import torch
@@ -108,8 +109,31 @@ class ModelSuite(BaseModelTestCase):
         return gpytorch.likelihoods.GaussianLikelihood(batch_shape=batch_shape), torch.randn(*batch_shape, 30)
 
 
+class PrecisionModelSuite(ModelSuite):
+    """As of large graphs and long ranges."""
+
+    method = "neighbors"
+
+    def setUp(self):
+        for name in ("swing_gp.operators.precision_solver.DENSE", "swing_gp.features.auto.SOLVE_TERMS"):
+            patched = unittest.mock.patch(name, -1)
+            patched.start()
+            self.addCleanup(patched.stop)
+        super().setUp()
+
+    def create_model(self, train_x, train_y, likelihood):
+        model = super().create_model(train_x, train_y, likelihood)
+        options = {"features": "neighbors", "tol": 1e-5, "kappa": 3.0, "batch_shape": train_x.shape[:-2]}
+        model.covar_module.base_kernel = MaternGraphKernel(nodes(2), **options)
+        return model
+
+
+class TestModelPrecision(PrecisionModelSuite, unittest.TestCase):
+    pass
+
+
 for method in METHODS:
     name = f"TestModel{method.title()}"
     globals()[name] = type(name, (ModelSuite, unittest.TestCase), {"method": method})
 
-del DoubleSuite, KernelSuite, ManifoldSuite, ModelSuite  # the suites themselves are not to be collected
+del DoubleSuite, KernelSuite, ManifoldSuite, ModelSuite, PrecisionModelSuite  # the suites themselves are not to be collected

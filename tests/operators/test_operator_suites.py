@@ -16,6 +16,7 @@ from swing_gp import (
     LandmarkFeatures,
     LogMatern,
     LowRankPlusDiagonal,
+    Matern,
     NeighborFeatures,
     PairwiseFeatures,
     PositiveFeatures,
@@ -30,6 +31,8 @@ from swing_gp import (
 from swing_gp.graphs.inputs import nodes_of
 from swing_gp.operators.batch import Stack
 from swing_gp.operators.low_rank_covariance import LowRankCross, LowRankPlusGroups
+from swing_gp.operators.precision import precision_of
+from swing_gp.operators.precision_kernel import PrecisionKernelLinearOperator
 from swing_gp.operators.preconditioning import LandmarkApproximation
 
 SIZE = 7
@@ -369,6 +372,21 @@ class TestSeries(LinearOperatorTestCase, unittest.TestCase):
 class TestSparseSeries(TestSeries):
     def create_linear_op(self):
         return graph_kernel(knn_graph(points(), 3), Diffusion(1.0))
+
+
+class TestPrecisionKernel(TestSeries):
+    should_call_lanczos = True
+
+    def create_linear_op(self):
+        features, series = SparseFeatures(knn_graph(points(), 3)), Matern(2.0, 2.0)
+        precision = precision_of(adjacency(features), series, (-1.0, 1.0))
+        return PrecisionKernelLinearOperator(precision, series=series)
+
+    def evaluate_linear_op(self, linear_op):
+        matrix, eye = dense_adjacency_operator(linear_op.precision.adjacency), torch.eye(SIZE)
+        a, b = linear_op.precision.linear.to(matrix.dtype)
+        base = a * eye + b * matrix
+        return torch.linalg.inv(base @ base)
 
 
 class TestNeighborSeries(TestSeries):
