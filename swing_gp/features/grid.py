@@ -8,6 +8,7 @@ beyond the band); exact rows of W have the last word. The verbs are one type-1 a
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from functools import cached_property
@@ -20,14 +21,17 @@ from swing_gp.features.landmarks import AccuracyWarning
 from swing_gp.graphs.edges import EdgeFunction
 from swing_gp.graphs.graph import Graph
 from swing_gp.graphs.implicit import ImplicitGraph
-from swing_gp.linalg.nufft import PointTransform
+from swing_gp.linalg.nufft import PointTransform, fold
+from swing_gp.linalg.toeplitz import RealModes
 from swing_gp.utils.validation import as_number, check_count, check_interval
 
 # Modes of a grid: at 2^22 (160 per axis in 3-D) a padded transform takes about half a gigabyte. On a small graph that many are
 # minutes for what exact weights do at once.
 MAX_MODES, FEWEST_MODES, MODES_PER_NODE = 2**22, 2**18, 64
-# A grid of at most this many modes is used through the closed forms.
-DENSE_GRID = 512
+# A grid of at most this many modes is used through the closed forms, where its features are no more numbers than this.
+DENSE_GRID, DENSE_NUMBERS = 512, 2**26
+# What is left out at the lengthscale in use, as a share of the tolerance, and the error of transforms, that of precise ones.
+TRIMMED, TRANSFORMED, PRECISE = 0.1, 0.1, 1e-3
 # The exact block of W that a grid is checked against, and how often it may grow to meet it.
 SAMPLE, SAMPLE_COLUMNS = 8, 4096
 MAX_WIDENINGS = 12
@@ -107,7 +111,8 @@ class FourierGrid(FeatureMap):
     def simplified(self) -> FeatureMap:
         """Small grids are features like any other, with closed forms; large ones multiply by FFTs."""
         closed = self.graph.edge.positive_definite and self.graph.normalization != "random_walk"
-        return self.dense if closed and self.num_modes <= DENSE_GRID else self
+        small = self.num_modes <= DENSE_GRID and self.num_modes * self.graph.num_nodes <= DENSE_NUMBERS
+        return self.dense if closed and small else self
 
     def __init__(
         self,
@@ -130,16 +135,17 @@ class FourierGrid(FeatureMap):
         self._center, self._spacing, band = _layout(graph, tol, room, margin)
         # The band is right for points that fill the box; where exact rows of W say otherwise, it is widened.
         self.row_error, self.half_widths = math.inf, (0,) * graph.dim
+        self._radius, self._widened = math.inf, 1.0
         for _ in range(MAX_WIDENINGS):
             before, widths = self.row_error, self.half_widths
             self._set_band(band)
             self.row_error = self._sampled_row_error()
             if self.row_error > 0.95 * before:  # what is left is rounding, or no band ends it: more modes are in vain
-                self.row_error, self.half_widths = before, widths
+                self.row_error, self.half_widths, self._widened = before, widths, self._widened / 1.2
                 break
             if self.row_error <= tol:
                 break
-            band = 1.2 * band
+            band, self._widened = 1.2 * band, 1.2 * self._widened
         if self.row_error > tol:
             warnings.warn(
                 f"The Fourier grid of {self.num_modes} modes has an error of {self.row_error:.1g} on sampled rows of W, above "
@@ -158,6 +164,17 @@ class FourierGrid(FeatureMap):
             )
         self.half_widths = tuple(int(width) for width in widths)
 
+    def trimmed(self) -> FourierGrid:
+        """The same grid without the modes that the lengthscale in use does not need: those beyond a ball, where a tenth of the
+        tolerance is left. A grid with room for shorter lengthscales has many of them."""
+        edge, dim = self.graph.edge, self.graph.dim
+        other = copy.copy(self)
+        other._radius = edge.band(TRIMMED * self.tol, dim) * self._widened
+        lengthscale = edge.lengthscale.detach().double().expand(dim)
+        widths, _ = _half_widths(other._radius / lengthscale, self._spacing)
+        other.half_widths = tuple(min(width, int(needed)) for width, needed in zip(self.half_widths, widths, strict=True))
+        return other
+
     @torch.no_grad()
     def _sampled_row_error(self) -> float:
         """The relative error of a block of W: of a product with a random vector, that is."""
@@ -166,7 +183,7 @@ class FourierGrid(FeatureMap):
         modes = self.transform(rows).to_modes(torch.eye(len(rows), dtype=rows.dtype))
         ours = self.transform(columns).to_points(self.fold * self.mode_weights * modes).mT
         exact = self.graph.edge.weights(rows, columns)
-        del self.frequencies, self.mode_weights  # of this band, and made without gradients
+        del self.frequencies, self.used, self.mode_weights  # of this band, and made without gradients
         return float((ours - exact).norm() / exact.norm().clamp_min(torch.finfo(exact.dtype).tiny))
 
     def __repr__(self) -> str:
@@ -183,16 +200,21 @@ class FourierGrid(FeatureMap):
     def redraw(self, edge: EdgeFunction, generator: torch.Generator) -> FourierGrid:
         return FourierGrid(self.graph.with_edge(edge), self.tol, max_modes=self.max_modes, room=self.room, margin=self.margin)
 
-    def transform(self, x: Tensor, *, stretch: int = 1) -> PointTransform:
-        """The transforms between points and the modes of the grid (of a grid ``stretch`` times as wide)."""
+    def transform(self, x: Tensor, *, stretch: int = 1, precise: bool = False) -> PointTransform:
+        """The transforms between points and the modes of the grid.
+
+        :param stretch: of a grid that is this many times as wide.
+        :param precise: in float64, with an error far below the tolerance.
+        """
         if x.requires_grad:
             raise ValueError(
                 "A large FourierGrid is not differentiable in the points; detach them, or use features='landmarks'."
             )
-        angles = ((x.detach().double() - self._center) * self._spacing).to(x.dtype)
+        angles = ((x.detach().double() - self._center) * self._spacing).to(torch.float64 if precise else x.dtype)
         reached = self.reached(x)
         angles = angles if reached is None else torch.where(reached.unsqueeze(-1), angles, torch.zeros_like(angles))
-        return PointTransform(angles, tuple(stretch * m for m in self.half_widths), 0.1 * self.tol, mask=reached)
+        error = (PRECISE if precise else TRANSFORMED) * self.tol
+        return PointTransform(angles, tuple(stretch * m for m in self.half_widths), error, mask=reached)
 
     def reached(self, x: Tensor) -> Tensor | None:  # (n, d) -> (n,)
         """Which points any node reaches; None for all. Beyond, the periodic edge function would repeat."""
@@ -226,13 +248,25 @@ class FourierGrid(FeatureMap):
         return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1) * self._spacing
 
     @cached_property
+    def used(self) -> Tensor:  # (*modes,) bool
+        """Which modes there are: all of a box, or of a ball in it."""
+        scale = self.graph.edge.lengthscale.detach().double()
+        return (self.frequencies * scale).norm(dim=-1) <= self._radius
+
+    @cached_property
     def mode_weights(self) -> Tensor:  # (*modes,)
-        return (self.graph.edge.spectral_density(self.frequencies) * self._spacing.prod()).to(self.graph.points.dtype)
+        weights = self.graph.edge.spectral_density(self.frequencies) * self._spacing.prod()
+        return torch.where(self.used, weights, torch.zeros_like(weights)).to(self.graph.points.dtype)
+
+    @cached_property
+    def coordinates(self) -> RealModes:
+        """Real coordinates of the modes."""
+        return RealModes(self.half_widths, self.used)
 
     @property
     def fold(self) -> Tensor:  # (modes of the last axis,)
         """How many modes each kept one stands for: itself and, off the plane of zeros, its mirror image."""
-        return torch.tensor([1.0] + [2.0] * self.half_widths[-1], dtype=self.graph.points.dtype)
+        return fold(self.half_widths[-1]).to(self.graph.points.dtype)
 
     def project(self, values: Tensor) -> Tensor:  # (N, k) -> (r, k) complex
         return self.nodes.to_modes(values).flatten(1).mT

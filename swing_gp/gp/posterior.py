@@ -111,6 +111,10 @@ class IterativePosterior:
         return self.noisy.solve(self.offset.unsqueeze(-1)).squeeze(-1)
 
     def mean(self, cross: KernelBlock | KernelBlocks) -> Tensor:  # (*batch, t)
+        single = isinstance(self.noisy, NoisyKernelLinearOperator) and isinstance(cross, KernelBlock)
+        if single and (solver := self.noisy.posterior_solver(cross)) is not None:
+            columns = solver.mean(cross, self.offset.movedim(-1, 0).reshape(self.offset.shape[-1], -1))
+            return columns.movedim(0, -1).reshape(*self.offset.shape[:-1], cross.shape[0])
         return (cross @ self.weights.unsqueeze(-1)).squeeze(-1)
 
     def covariance(self, test: KernelBlock | KernelBlocks, cross: KernelBlock | KernelBlocks) -> LinearOperator:

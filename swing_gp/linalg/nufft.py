@@ -23,6 +23,11 @@ BATCH = 8
 THREADED = 20_000
 
 
+def fold(half_width: int) -> Tensor:  # (M + 1,), float64
+    """How many modes each kept one of the last axis stands for: itself and, off the plane of zeros, its mirror image."""
+    return torch.tensor([1.0] + [2.0] * half_width, dtype=torch.float64)
+
+
 class PointTransform:
     """Transforms between one set of points and one grid of modes; plans are made once and reused.
 

@@ -17,7 +17,6 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
-import scipy.fft
 import torch
 from linear_operator.operators import LinearOperator, RootLinearOperator
 from linear_operator.utils.memoize import cached
@@ -26,11 +25,14 @@ from torch import Tensor
 from swing_gp.features.grid import FourierGrid
 from swing_gp.features.landmarks import AccuracyWarning
 from swing_gp.features.pairwise import PairwiseFeatures
+from swing_gp.graphs.inputs import Inputs, nodes_of
 from swing_gp.linalg.gram import white_noise
 from swing_gp.linalg.polynomial import clenshaw
+from swing_gp.linalg.toeplitz import padded_grid, symbol_of, toeplitz_product
 from swing_gp.operators.estimated_diagonal import estimated_diagonal
 from swing_gp.operators.kernel_block import MatrixFreeKernel, Places
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
+from swing_gp.operators.mode_solver import mode_solver
 from swing_gp.operators.preconditioning import LandmarkApproximation
 from swing_gp.operators.regimes import EXACT_DIAGONAL
 from swing_gp.series.base import Series
@@ -40,8 +42,6 @@ VISIBLE_ERROR = 0.01
 BLOCK = 16
 # Relative error of the roots that samples are drawn with.
 ROOT_TOL = {torch.float32: 1e-5, torch.float64: 1e-8}
-# Points of the padded grids that are worked on at once: what stays in the cache is twice as fast.
-CACHED = 2**20
 
 
 class GridKernelLinearOperator(MatrixFreeKernel):
@@ -156,6 +156,15 @@ class GridKernelLinearOperator(MatrixFreeKernel):
         """T B on the kept modes: to the uniform grid, times 1/d, and back."""
         return toeplitz_product(self.symbol, self.weights * modes)
 
+    # Solves among the modes
+
+    def solver_of(self, nodes: Any, scale: Tensor, noise: Tensor) -> Any:
+        ids = torch.arange(self.graph.num_nodes)[nodes]
+        return self.solver_at(nodes_of(self.graph.points, ids), self.scales[0][ids], scale, self.identity, noise)
+
+    def solver_at(self, inputs: Inputs, scale: Tensor, outputscale: Tensor, identity: Tensor, noise: Tensor) -> Any:
+        return mode_solver(self, inputs, scale, outputscale, identity, noise)
+
     # The diagonal
 
     _scatter = 0.0  # mean standard error of the last estimate, over its mean
@@ -225,37 +234,9 @@ class GridKernelLinearOperator(MatrixFreeKernel):
         return self._control.kernel.add_diagonal(noise) if self._control.helps(self, float(noise.min())) else None
 
 
-def toeplitz_product(symbol: Tensor, modes: Tensor) -> Tensor:  # (*grid), (k, *modes) -> (k, *modes)
-    """Convolve kept modes with the Fourier coefficients of a real symbol on a uniform grid."""
-    if len(modes) == 0:  # which FFTs do not take
-        return modes
-    axes, parts = tuple(range(1, modes.dim())), modes.split(max(1, CACHED // symbol.numel()))
-    spectra = (torch.fft.rfftn(place_on_grid(part, symbol.shape) * symbol, dim=axes) for part in parts)
-    return torch.cat([crop_modes(spectrum, modes.shape[1:]) for spectrum in spectra])
-
-
-def place_on_grid(modes: Tensor, grid: torch.Size) -> Tensor:  # (k, *modes) -> (k, *grid) real
-    """The real trigonometric polynomial of kept modes on a uniform grid, over the number of grid points."""
-    padded = modes
-    for axis in range(1, modes.dim() - 1):
-        width = modes.shape[axis] // 2
-        gap = list(padded.shape)
-        gap[axis] = grid[axis - 1] - modes.shape[axis]
-        head, tail = padded.split([width + 1, width], dim=axis)
-        padded = torch.cat([head, padded.new_zeros(gap), tail], dim=axis)
-    return torch.fft.irfftn(padded, s=tuple(grid), dim=tuple(range(1, modes.dim())))
-
-
-def crop_modes(spectrum: Tensor, kept: torch.Size) -> Tensor:
-    """The kept modes of a transform of real values."""
-    for axis, size in enumerate(kept[:-1], start=1):
-        width = size // 2
-        spectrum = torch.cat([spectrum.narrow(axis, 0, width + 1), spectrum.narrow(axis, -width, width)], axis)
-    return spectrum[..., : kept[-1]]
-
-
 def grid_kernel(features: FourierGrid, series: Series) -> GridKernelLinearOperator:
     """The collapsed kernel of a Fourier grid."""
+    features = features.trimmed()
     graph = features.graph
     log_degree = features.log_degree()
     low, high = graph.spectrum
@@ -270,9 +251,8 @@ def grid_kernel(features: FourierGrid, series: Series) -> GridKernelLinearOperat
     series.check_spectrum(interval, psd=False, dtype=dtype)
     scales = torch.stack(graph.degree_scales(log_degree, features.log_density()))
     # The symbol is the sum of 1/d over the points, limited to differences of kept modes, on a uniform grid.
-    grid = torch.Size(scipy.fft.next_fast_len(4 * m + 1, real=True) for m in features.half_widths)
-    modes = features.transform(graph.points, stretch=2).to_modes(scales.prod(0).unsqueeze(-1))
-    symbol = place_on_grid(modes, grid).squeeze(0) * math.prod(grid)
+    generator = features.transform(graph.points, stretch=2).to_modes(scales.prod(0).unsqueeze(-1))
+    symbol = symbol_of(generator, padded_grid(features.half_widths))
     weights = features.mode_weights
     identity = series.coefficients(1).to(weights)
     coefficients = series.chebyshev(interval, 0.1 * features.tol, series.remainder).to(weights)

@@ -88,6 +88,14 @@ class MatrixFreeKernel(GraphOperator, MatrixFreeLinearOperator):
         log_degree = features.log_degree()[inputs.nodes] if inputs.on_graph else features.extended_log_degree(inputs.points)
         return (-0.5 * log_degree).exp()
 
+    def solver_at(self, inputs: Inputs, scale: Tensor, outputscale: Tensor, identity: Tensor, noise: Tensor) -> Any:
+        """What solves with a multiple of the kernel at inputs, plus noise, in a way of its own; None for conjugate gradients.
+
+        :param scale: s at the inputs.
+        :param identity: :math:`\\alpha_0`.
+        """
+        return None
+
     def second_coefficients(self) -> Tensor:
         """What :meth:`between` needs of the series, as a tensor of its own so that gradients reach it."""
         return self.series.coefficients(1)[:0].to(self.dtype)
@@ -212,8 +220,14 @@ class KernelBlock(MatrixFreeLinearOperator):
             return self.dense_root() @ white_noise(self, self.shape[-1], number, generator=generator)
         return self.prior_samples(self._getitem(slice(0, 0), slice(0, 0)), number, generator)
 
-    def noisy_solver(self, noise: Tensor) -> Any:
+    def precision_solver(self, noise: Tensor) -> Any:
         return self.base.covariance_solver(self, noise)
+
+    def solver_of(self, nodes: Any, scale: Tensor, noise: Tensor) -> Any:
+        if not self.inputs[0].same_as(self.inputs[1]):
+            return None
+        inputs, own = self.inputs[0][nodes], (scale * self.outputscale, self.leading[0])
+        return self.base.solver_at(inputs, self.left[nodes], *own, noise)
 
     def precondition(self, noise: Tensor) -> LowRankPlusDiagonal | None:
         """The landmark kernel plus the noise, where it is close enough to help; repeated inputs go without."""

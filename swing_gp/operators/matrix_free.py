@@ -66,6 +66,13 @@ class MatrixFreeLinearOperator(TakesNoise):
             result = result.masked_scatter(here, block[rows[here], position[here] - start])
         return result.reshape(shape)
 
+    def noisy_solver(self, noise: Tensor) -> Any:
+        return self.solver_of(slice(None), torch.ones((), dtype=self.dtype, device=self.device), noise)
+
+    def solver_of(self, nodes: Any, scale: Tensor, noise: Tensor) -> Any:
+        """The ``noisy_solver`` of a multiple of the principal block of some nodes."""
+        return None
+
     def _diagonal(self) -> Tensor:
         nodes = torch.arange(self.shape[-1], device=self.device)
         return self._get_indices(nodes, nodes)
@@ -123,6 +130,9 @@ class Scaled(MatrixFreeLinearOperator):
     def samples(self, number: int, generator: torch.Generator | None = None) -> Tensor:
         return self.scale.sqrt() * self.base.samples(number, generator)
 
+    def solver_of(self, nodes: Any, scale: Tensor, noise: Tensor) -> Any:
+        return self.base.solver_of(nodes, scale * self.scale, noise)
+
     def precondition(self, noise: Tensor) -> Any:
         close = self.base.precondition(noise / self.scale) if float(self.scale) > 0 else None
         return None if close is None else close._mul_constant(self.scale.detach())
@@ -159,6 +169,10 @@ class Submatrix(MatrixFreeLinearOperator):
 
     def _transpose_nonbatch(self) -> LinearOperator:
         return self.__class__(self.base._transpose_nonbatch(), nodes=self.nodes[::-1])
+
+    def solver_of(self, nodes: Any, scale: Tensor, noise: Tensor) -> Any:
+        known = self._principal and isinstance(self.base, MatrixFreeLinearOperator)
+        return self.base.solver_of(self.nodes[0][nodes], scale, noise) if known else None
 
     def _apply(self, rhs: Tensor) -> Tensor:
         full = torch.zeros(self.base.shape[-1], rhs.shape[-1], dtype=rhs.dtype, device=rhs.device)

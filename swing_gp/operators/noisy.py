@@ -36,7 +36,7 @@ class Solvable(Indexed):
             raise ValueError(f"Solves, log-determinants, roots and noise take a symmetric matrix, and {self.asymmetry}")
 
     def structured_solver(self) -> Any:
-        """What solves with this matrix otherwise than by products with it, if there is such a way."""
+        """What solves with this matrix through the sparse inverse of a kernel, if there is one: numbers without gradients."""
         return None
 
     def iterate(self, rhs: Tensor) -> Iterations | None:  # (N, k)
@@ -52,7 +52,8 @@ class Solvable(Indexed):
         if self._is_dense(settings.fast_computations.solves):
             solution = torch.cholesky_solve(columns.double(), self._dense_factor()).to(columns.dtype)
         else:
-            solution = iterative.solve(self, columns)
+            solver = self.solver()
+            solution = iterative.solve(self, columns) if solver is None else solver.solve(columns)
         if right_tensor.dim() == 1:
             solution = solution.squeeze(-1)
         elif right_tensor.dim() > 2:
@@ -69,7 +70,7 @@ class Solvable(Indexed):
             terms = (doubled * torch.cholesky_solve(doubled, factor)).sum(0)
             estimates = 2 * factor.diagonal().log().sum(-1, keepdim=True)
         else:
-            terms, estimates = iterative.inv_quad_logdet(self, columns, num_probes() if logdet else 0)
+            terms, estimates = self._iterated(columns, num_probes() if logdet else 0)
         if inv_quad_rhs is not None and inv_quad_rhs.dim() > 2:
             terms = terms.reshape(*inv_quad_rhs.shape[:-2], inv_quad_rhs.shape[-1])
         terms = (terms.sum(-1) if reduce_inv_quad else terms).to(self.dtype)
@@ -81,8 +82,19 @@ class Solvable(Indexed):
         if self._is_dense(settings.fast_computations.log_prob):
             return float(self.logdet()), 0.0
         nothing = torch.empty(self.shape[-1], 0, dtype=self.dtype, device=self.device)
-        estimates = iterative.inv_quad_logdet(self, self._columns_of(nothing), num_probes())[1]
-        return float(estimates.mean()), float(estimates.std() / len(estimates) ** 0.5)
+        estimates = self._iterated(self._columns_of(nothing), num_probes())[1]
+        scatter = float(estimates.std()) if len(estimates) > 1 else 0.0
+        return float(estimates.mean()), scatter / len(estimates) ** 0.5
+
+    def solver(self) -> Any:
+        """What solves in a system of its own, with gradients, by ``solve`` and ``inv_quad_logdet``; None to go by products."""
+        return None
+
+    def _iterated(self, columns: Tensor, probes: int) -> tuple[Tensor, Tensor]:  # (N, k) -> (k,), (probes,)
+        solver = self.solver()
+        if solver is None:
+            return iterative.inv_quad_logdet(self, columns, probes)
+        return solver.inv_quad_logdet(columns, probes)
 
     def dense_root(self) -> Tensor:  # (N, N)
         """The Cholesky factor as a root for samples, where no other is known: up to 2,000 rows."""
@@ -137,8 +149,12 @@ class TakesNoise(Solvable):
         """A matrix close to the kernel plus the noise that is solved with in closed form, if there is one."""
         return None
 
-    def noisy_solver(self, noise: Tensor) -> Any:
-        """What solves with the kernel plus the noise otherwise than by products with it, if there is such a way."""
+    def precision_solver(self, noise: Tensor) -> Any:
+        """What solves with the kernel plus the noise through its inverse, where that is sparse; or None."""
+        return None
+
+    def noisy_solver(self, noise: Tensor) -> Any:  # (N,)
+        """What solves with the kernel plus the noise in a way of its own; None for conjugate gradients."""
         return None
 
     def add_diagonal(self, diag: Tensor) -> LinearOperator:
@@ -167,11 +183,28 @@ class NoisyKernelLinearOperator(Solvable, AddedDiagLinearOperator):
     @torch.no_grad()
     def structured_solver(self) -> Any:
         """That of the kernel, made once for all solves."""
-        return self._linear_op.noisy_solver(self._diag_tensor._diagonal().detach())
+        return self._linear_op.precision_solver(self._diag_tensor._diagonal().detach())
 
     def _is_dense(self, fast: Any) -> bool:
         # Few observations on a large graph: a solver that knows the graph is cheaper than all their covariances.
         return super()._is_dense(fast) and self.structured_solver() is None
+
+    def solver(self) -> Any:
+        """Kept where there are no gradients."""
+        if torch.is_inference_mode_enabled() or (torch.is_grad_enabled() and self.requires_grad):
+            return self._linear_op.noisy_solver(self._diag_tensor._diagonal())
+        return self._kept_solver
+
+    def posterior_solver(self, rows: Any) -> Any:
+        """The solver, where it knows means and variances at the rows of a block; None to go by solves."""
+        dense = is_dense(self.shape[-1], settings.fast_computations.solves)
+        solver = None if dense else self.solver()
+        return solver if hasattr(solver, "reads") and solver.reads(rows) else None
+
+    @cached_property
+    def _kept_solver(self) -> Any:
+        with torch.no_grad():
+            return self._linear_op.noisy_solver(self._diag_tensor._diagonal())
 
     def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
         return self._linear_op.part_of(self, row_index, col_index)

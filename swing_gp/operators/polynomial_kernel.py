@@ -65,7 +65,7 @@ class SeriesLinearOperator(MatrixFreeKernel):
         """The inverse, where it is sparse."""
         return precision_of(self.adjacency, self.series, self.interval)
 
-    def noisy_solver(self, noise: Tensor) -> NoisyPrecision | None:
+    def precision_solver(self, noise: Tensor) -> NoisyPrecision | None:
         return None if self.precision is None else node_solver(self.precision, noise)
 
     def covariance_solver(self, block: KernelBlock, noise: Tensor) -> NoisyPrecision | None:

@@ -78,7 +78,7 @@ class PrecisionKernelLinearOperator(MatrixFreeKernel):
         exact = self.exact_diagonal(self.shape[-1])
         return torch.zeros(self.shape[-1], dtype=self.dtype) if exact else self._estimated[1].to(self.dtype)
 
-    def noisy_solver(self, noise: Tensor) -> NoisyPrecision | None:
+    def precision_solver(self, noise: Tensor) -> NoisyPrecision | None:
         return node_solver(self.precision, noise)
 
     def covariance_solver(self, block: KernelBlock, noise: Tensor) -> NoisyPrecision | None:

@@ -38,6 +38,8 @@ MOST_SOLVED = 2**24
 # Relative residual of conjugate gradients. linear_operator's default, 1 in training and 0.01 otherwise, gives wrong gradients.
 SOLVE_TOL = {torch.float32: 1e-4, torch.float64: 1e-6}
 TRACE_SAMPLES = 10
+# Modes up to which systems among them are dense, and the largest dense block of a preconditioner there.
+DENSE_MODES, LEADING_MODES = 1024, 1024
 
 
 def is_dense(size: int, fast: Any) -> bool:
@@ -46,6 +48,15 @@ def is_dense(size: int, fast: Any) -> bool:
     :param fast: the switch of linear_operator for this kind of computation, such as ``fast_computations.solves``.
     """
     return size <= (DENSE if fast.on() else MOST_DENSE)
+
+
+def among_modes(observations: int, modes: int, grid: int, terms: int) -> bool:
+    """Whether a system of a grid kernel is solved among the modes instead of the observations, by the work of a step.
+
+    :param grid: points of the padded grid.
+    :param terms: of the polynomial of the kernel.
+    """
+    return modes <= 64 * observations
 
 
 def solve_tolerance(dtype: torch.dtype) -> float:
