@@ -31,7 +31,7 @@ MAX_MODES, FEWEST_MODES, MODES_PER_NODE = 2**22, 2**18, 64
 # A grid of at most this many modes is used through the closed forms, where its features are no more numbers than this.
 DENSE_GRID, DENSE_NUMBERS = 512, 2**26
 # What is left out at the lengthscale in use, as a share of the tolerance, and the error of transforms, that of precise ones.
-TRIMMED, TRANSFORMED, PRECISE = 0.1, 0.1, 1e-3
+TRIMMED, TRANSFORMED, PRECISE = 0.5, 0.1, 1e-3
 # The exact block of W that a grid is checked against, and how often it may grow to meet it.
 SAMPLE, SAMPLE_COLUMNS = 8, 4096
 MAX_WIDENINGS = 12
@@ -165,7 +165,7 @@ class FourierGrid(FeatureMap):
         self.half_widths = tuple(int(width) for width in widths)
 
     def trimmed(self) -> FourierGrid:
-        """The same grid without the modes that the lengthscale in use does not need: those beyond a ball, where a tenth of the
+        """The same grid without the modes that the lengthscale in use does not need: those beyond a ball, where half of the
         tolerance is left. A grid with room for shorter lengthscales has many of them."""
         edge, dim = self.graph.edge, self.graph.dim
         other = copy.copy(self)
@@ -228,6 +228,10 @@ class FourierGrid(FeatureMap):
                 "with a margin that covers them."
             )
         return inside
+
+    def alike(self, other: FourierGrid) -> bool:
+        """Whether another grid has its frequencies at the same places."""
+        return torch.equal(self._spacing, other._spacing) and torch.equal(self._center, other._center)
 
     @cached_property
     def nodes(self) -> PointTransform:

@@ -105,6 +105,11 @@ class IterativePosterior:
     def __init__(self, noisy: NoisyKernelLinearOperator | Stack, offset: Tensor) -> None:
         self.noisy, self.offset = noisy, offset
 
+    def reads(self, cross: Any) -> bool:
+        """Whether a block is in the modes of this posterior, where it has any."""
+        solver: Any = self.noisy.solver() if isinstance(self.noisy, NoisyKernelLinearOperator) else None
+        return not (hasattr(solver, "same_modes") and isinstance(cross, KernelBlock)) or solver.same_modes(cross)
+
     @cached_property
     def weights(self) -> Tensor:  # (*batch, n)
         """(K + noise)^-1 (y - mean), for all targets in one solve."""

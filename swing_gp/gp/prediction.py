@@ -36,7 +36,7 @@ class GraphPredictionStrategy(DefaultPredictionStrategy):
     ) -> tuple[Tensor, Tensor | LinearOperator]:
         self._follow_parameters()
         test, cross = _without_batch(test_test_covar), _without_batch(test_train_covar)
-        if isinstance(self._posterior, LowRankPosterior) and not self._posterior.reads(cross):
+        if self._posterior is not None and not self._posterior.reads(cross):
             self._forget()  # inputs beyond the box have made a wider grid, which serves the training inputs too
         if self._posterior is None:  # kept between predictions, with its solves
             self._posterior = posterior_of(*self._conditioned, cross)

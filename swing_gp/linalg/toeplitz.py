@@ -1,7 +1,7 @@
 r"""Toeplitz matrices among the modes of a grid: :math:`T_{mn} = t_{m-n}`, by FFTs, and as dense matrices in real coordinates.
 
-Toeplitz matrices with real symbols, the real functions :math:`t(\theta) = \sum_k t_k e^{i k \cdot \theta}`, are multiplications by
-them. Modes of real functions have :math:`c_{-m} = \overline{c_m}`; the half with a non-negative last index is kept, in FFT order
+They multiply functions by their symbol, the real function :math:`t(\theta) = \sum_k t_k e^{i k \cdot \theta}`. Modes of real
+functions have :math:`c_{-m} = \overline{c_m}`; the half with a non-negative last index is kept, in FFT order
 (:mod:`swing_gp.linalg.nufft`).
 """
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 # Points of the padded grids that are worked on at once: what stays in the cache is twice as fast.
-CACHED = 2**20
+CACHED = 2**18
 
 
 def padded_grid(half_widths: tuple[int, ...]) -> torch.Size:
@@ -31,29 +31,31 @@ def toeplitz_product(symbol: Tensor, modes: Tensor) -> Tensor:  # (*grid), (k, *
     """Convolve kept modes with the Fourier coefficients of a real symbol on a uniform grid."""
     if len(modes) == 0:  # which FFTs do not take
         return modes
-    axes, parts = tuple(range(1, modes.dim())), modes.split(max(1, CACHED // symbol.numel()))
-    spectra = (torch.fft.rfftn(place_on_grid(part, symbol.shape) * symbol, dim=axes) for part in parts)
-    return torch.cat([crop_modes(spectrum, modes.shape[1:]) for spectrum in spectra])
+    parts = modes.split(max(1, CACHED // symbol.numel()))
+    return torch.cat([modes_of(place_on_grid(part, symbol.shape) * symbol, modes.shape[1:]) for part in parts])
 
 
 def place_on_grid(modes: Tensor, grid: torch.Size) -> Tensor:  # (k, *modes) -> (k, *grid) real
-    """The real trigonometric polynomial of kept modes on a uniform grid, over the number of grid points."""
-    padded = modes
+    """The real trigonometric polynomial of kept modes on a uniform grid, over the number of grid points.
+
+    One axis after another, so that zeros are not transformed.
+    """
     for axis in range(1, modes.dim() - 1):
         width = modes.shape[axis] // 2
-        gap = list(padded.shape)
+        gap = list(modes.shape)
         gap[axis] = grid[axis - 1] - modes.shape[axis]
-        head, tail = padded.split([width + 1, width], dim=axis)
-        padded = torch.cat([head, padded.new_zeros(gap), tail], dim=axis)
-    return torch.fft.irfftn(padded, s=tuple(grid), dim=tuple(range(1, modes.dim())))
+        head, tail = modes.split([width + 1, width], dim=axis)
+        modes = torch.fft.ifft(torch.cat([head, modes.new_zeros(gap), tail], dim=axis), dim=axis)
+    return torch.fft.irfft(modes, n=grid[-1], dim=-1)
 
 
-def crop_modes(spectrum: Tensor, kept: torch.Size) -> Tensor:
-    """The kept modes of a transform of real values."""
-    for axis, size in enumerate(kept[:-1], start=1):
-        width = size // 2
-        spectrum = torch.cat([spectrum.narrow(axis, 0, width + 1), spectrum.narrow(axis, -width, width)], axis)
-    return spectrum[..., : kept[-1]]
+def modes_of(values: Tensor, kept: torch.Size) -> Tensor:  # (k, *grid) real -> (k, *kept)
+    """The kept modes of values on a uniform grid, times the number of grid points."""
+    modes = torch.fft.rfft(values, dim=-1)[..., : kept[-1]]
+    for axis in range(values.dim() - 2, 0, -1):
+        width, modes = kept[axis - 1] // 2, torch.fft.fft(modes, dim=axis)
+        modes = torch.cat([modes.narrow(axis, 0, width + 1), modes.narrow(axis, -width, width)], axis)
+    return modes
 
 
 class RealModes:
@@ -144,4 +146,4 @@ class RealModes:
         sums = [one.index_add(0, at, diagonal) for one, at in zip(sums, (torch.zeros_like(doubled), doubled), strict=True)]
         values = torch.fft.ifftn(torch.complex(*sums).reshape(grid)).real  # over their number
         kept = torch.Size((*(4 * m + 1 for m in self.half_widths[:-1]), 2 * self.half_widths[-1] + 1))
-        return crop_modes(torch.fft.rfftn(values).unsqueeze(0), kept)
+        return modes_of(values.unsqueeze(0), kept)

@@ -36,11 +36,11 @@ from swing_gp.operators.regimes import LEADING_MODES, solve_tolerance
 # The most coefficients of the root of h; beyond, h comes too close to zero for one.
 MOST_TERMS = 512
 # Modes whose part of S differs from one by less than this need no preconditioner.
-NEGLIGIBLE = 0.1
+NEGLIGIBLE = 0.02
 # Numbers that the polynomials of a backward pass may keep at once.
 KEPT = 2**26
 REFINEMENTS = 4
-# How much looser the solves of estimates are.
+# How much looser the solves of estimates are; what they leave is far below what random signs do.
 ROUGH = 100.0
 
 
@@ -90,7 +90,7 @@ class Prior:
         return chebyshev_coefficients(lambda x: self.value(x).clamp_min(0).sqrt(), self.interval, tol, MOST_TERMS)
 
 
-class DensePosterior:
+class DenseModes:
     """As dense matrices; derivatives are those of plain torch.
 
     :param precision: the symbol of G.
@@ -100,6 +100,7 @@ class DensePosterior:
 
     def __init__(self, prior: Prior, precision: Tensor) -> None:
         self._woodbury = Woodbury(prior.covariance(), prior.dense(precision))
+        self.residuals: list[float] = []
 
     def solve(self, projected: Tensor, sizes: Tensor) -> Tensor:  # (P, k), (k,) -> (P, k)
         return self._woodbury.solve(projected)
@@ -114,7 +115,7 @@ class DensePosterior:
         return slice(None), core, torch.zeros_like(core[0])
 
 
-class IterativePosterior:
+class IterativeModes:
     """By conjugate gradients, whose products are FFTs.
 
     :param precision: the symbol of G.
@@ -125,15 +126,16 @@ class IterativePosterior:
 
     def __init__(self, prior: Prior, precision: Tensor, root: Tensor) -> None:
         self.prior, self.precision, self.root = prior, precision, root
-        self.modes, self.steps = prior.modes, 0
+        self.modes = prior.modes
+        self.residuals: list[float] = []
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         return self.prior.root, self.prior.symbol, self.prior.coefficients, self.precision, self.root
 
-    def at(self, root: Tensor, symbol: Tensor, coefficients: Tensor, precision: Tensor, half: Tensor) -> IterativePosterior:
+    def at(self, root: Tensor, symbol: Tensor, coefficients: Tensor, precision: Tensor, half: Tensor) -> IterativeModes:
         """The same system of other tensors."""
-        return IterativePosterior(Prior(self.modes, root, symbol, coefficients, self.prior.interval), precision, half)
+        return IterativeModes(Prior(self.modes, root, symbol, coefficients, self.prior.interval), precision, half)
 
     # Products, of coordinates (P, k)
 
@@ -166,20 +168,20 @@ class IterativePosterior:
         :math:`\rho` of S, are small beside their sizes."""
         tol, most = solve_tolerance(torch.float64), settings.max_cg_iterations.value()
         rhs = left = self._half(projected)
-        solution, wanted, steps = torch.zeros_like(rhs), tol, 0
+        solution, wanted, steps, before = torch.zeros_like(rhs), tol, 0, 1.0
         for _ in range(REFINEMENTS):
             found = conjugate_gradients(
                 self._system, left, tol=wanted, max_iterations=most - steps, precondition=self.preconditioner.solve
             )
             solution, steps = solution + found.solution, steps + len(found.residuals)
+            self.residuals += [before * residual for residual in found.residuals]
             left = rhs - self._system(solution)
             image = self._half(left)
             residual = (image * self._precision(image)).sum(0).clamp_min(0).sqrt()
             over = float((residual / sizes.clamp_min(torch.finfo(sizes.dtype).tiny)).max()) if residual.numel() else 0.0
             if over <= tol or steps >= most:
                 break
-            wanted = 0.5 * tol / over
-        self.steps += steps
+            wanted, before = 0.5 * tol / over, before * found.residuals[-1]
         if not over <= tol:
             warnings.warn(
                 f"Conjugate gradients reached a residual of {over:.2g} in {steps} steps, not {tol:g}. Raise the noise or "
@@ -199,16 +201,14 @@ class IterativePosterior:
         """Estimates of log|S|, and the solutions and images of the probes."""
         close = self.preconditioner
         signs = frozen_signs(len(self.modes), probes, torch.float64, self.root.device)
-        tol, most = solve_tolerance(torch.float64), settings.max_cg_iterations.value()
+        tol, most = ROUGH * solve_tolerance(torch.float64), settings.max_cg_iterations.value()
         image = close.root_inverse(signs)
-        found = conjugate_gradients(
-            self._system, close.root(signs), tol=tol, max_iterations=most, precondition=close.solve
-        )
+        found = conjugate_gradients(self._system, close.root(signs), tol=tol, max_iterations=most, precondition=close.solve)
         values, vectors = torch.linalg.eigh(found.tridiagonal(probes))
         terms = len(signs) * (vectors[:, 0].square() * values.clamp_min(1e-300).log()).sum(-1)
         return terms + close.logdet(), found.solution, image
 
-    def leading(self) -> tuple[Tensor | slice, Tensor, Tensor]:
+    def leading(self) -> tuple[Tensor, Tensor, Tensor]:
         """A covariance close to this one: of the leading block, and the diagonal of the other modes."""
         return self.preconditioner.posterior()
 
@@ -250,7 +250,7 @@ def _sum(one: Tensor | None, two: Tensor | None) -> Any:
 
 class _Solve(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, system: IterativePosterior, projected: Tensor, sizes: Tensor, *tensors: Tensor) -> Tensor:
+    def forward(ctx: Any, system: IterativeModes, projected: Tensor, sizes: Tensor, *tensors: Tensor) -> Tensor:
         solution = system.iterate(projected, sizes)
         ctx.system = system
         ctx.save_for_backward(projected, solution)
@@ -268,7 +268,7 @@ class _Solve(torch.autograd.Function):
 class _InvQuadLogdet(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, system: IterativePosterior, projected: Tensor, sizes: Tensor, probes: int, *tensors: Tensor
+        ctx: Any, system: IterativeModes, projected: Tensor, sizes: Tensor, probes: int, *tensors: Tensor
     ) -> tuple[Tensor, Tensor]:
         solution = system.iterate(projected, sizes)
         terms, probed, image = system.quadrature(probes)

@@ -197,8 +197,9 @@ class NoisyKernelLinearOperator(Solvable, AddedDiagLinearOperator):
 
     def posterior_solver(self, rows: Any) -> Any:
         """The solver, where it knows means and variances at the rows of a block; None to go by solves."""
-        dense = is_dense(self.shape[-1], settings.fast_computations.solves)
-        solver = None if dense else self.solver()
+        if is_dense(self.shape[-1], settings.fast_computations.solves):
+            return None
+        solver: Any = self.solver()
         return solver if hasattr(solver, "reads") and solver.reads(rows) else None
 
     @cached_property

@@ -7,6 +7,9 @@ low rank plus diagonal            closed form at every size (Woodbury; as a dens
                                   features)
 matrix-free, up to 800 nodes      a dense Cholesky factor in float64; up to 2,000 where fast computations are switched
                                   off (``gpytorch.settings.fast_computations``), and never above
+a grid kernel with noise, above   among its modes, where FFTs of their grid cost less than transforms of the observations:
+                                  dense up to 1,024 modes; beyond, conjugate gradients preconditioned by the dense block
+                                  of up to 1,024 modes with the largest weights, and Lanczos quadrature over random signs
 matrix-free, above                conjugate gradients, preconditioned by landmarks where those help; log-determinants by
                                   Lanczos quadrature over random signs
 precision form                    series with an inverse on sparse graphs: conjugate gradients on the posterior precision
@@ -14,8 +17,10 @@ precision form                    series with an inverse on sparse graphs: conju
                                   they are predicted to be cheap; dense where both graph and observations are small
 diagonal of a matrix-free kernel  exact, column by column, up to 2,048 nodes; above an estimate with its standard error
 mean variance of the nodes        from all eigenvalues up to 2,000 nodes; above the mean of an estimated diagonal
-posterior variances               solved for one by one up to 512 inputs; above an estimate with its standard error. In
-                                  precision form, and for diagonals, while inputs times nodes stay below 2^24
+posterior variances               among the modes from one transform of the inputs, exactly where those are dense; in
+                                  precision form one by one while inputs times nodes stay below 2^24, and above from
+                                  samples; else solved for one by one up to 512 inputs, and above an estimate, all with
+                                  their standard errors
 ================================  ====================================================================================
 
 The sizes are ours, not linear_operator's; ``cg_tolerance``, ``max_cg_iterations`` and ``num_trace_samples`` of its settings are
@@ -40,6 +45,8 @@ SOLVE_TOL = {torch.float32: 1e-4, torch.float64: 1e-6}
 TRACE_SAMPLES = 10
 # Modes up to which systems among them are dense, and the largest dense block of a preconditioner there.
 DENSE_MODES, LEADING_MODES = 1024, 1024
+# Points of FFTs that take as long as the transforms of an observation and its part of a preconditioner (measured).
+POINTS_PER_OBSERVATION = 100
 
 
 def is_dense(size: int, fast: Any) -> bool:
@@ -50,13 +57,16 @@ def is_dense(size: int, fast: Any) -> bool:
     return size <= (DENSE if fast.on() else MOST_DENSE)
 
 
-def among_modes(observations: int, modes: int, grid: int, terms: int) -> bool:
-    """Whether a system of a grid kernel is solved among the modes instead of the observations, by the work of a step.
+def among_modes(observations: int, grid: int, terms: int) -> bool:
+    """Whether a grid kernel with noise is solved with among its modes, by the work of a step of conjugate gradients.
 
-    :param grid: points of the padded grid.
-    :param terms: of the polynomial of the kernel.
+    Among the observations a step takes a polynomial of FFTs and, for every observation, two transforms and its part of a
+    preconditioner; among the modes it takes the polynomial of the root twice, and nothing else.
+
+    :param grid: points of the padded grid of modes.
+    :param terms: of the polynomial.
     """
-    return modes <= 64 * observations
+    return grid * terms <= POINTS_PER_OBSERVATION * observations
 
 
 def solve_tolerance(dtype: torch.dtype) -> float:

@@ -15,6 +15,7 @@ import warnings
 from dataclasses import dataclass
 
 import torch
+from linear_operator import settings
 from linear_operator.operators import LinearOperator
 from torch import Tensor
 
@@ -30,9 +31,11 @@ class Solution:
     """A solution and how it was found.
 
     :ivar solution: x, of the shape of the right-hand side.
-    :ivar method: ``"woodbury"`` (closed form), ``"cg"``, ``"pcg"`` (conjugate gradients, preconditioned by landmarks), or
-        ``"precision"`` (conjugate gradients with the posterior precision of the nodes, preconditioned by multigrid).
-    :ivar iterations: products with the matrix that the method took; 0 in closed form.
+    :ivar method: ``"woodbury"`` (closed form), ``"cg"``, ``"pcg"`` (conjugate gradients, preconditioned by landmarks); of a
+        Fourier grid with many observations ``"modes"`` (closed form among its modes) or ``"modes-pcg"`` (conjugate gradients
+        there, preconditioned by the modes of the largest weights); of a sparse graph ``"precision"`` (conjugate gradients with
+        the posterior precision of the nodes, preconditioned by multigrid).
+    :ivar iterations: steps that the method took, products with the matrix; 0 in closed form.
     :ivar residuals: relative residuals, the largest over right-hand sides, after every iteration; the last is measured. In
         precision form they are those of the nodes, in the norm of the preconditioner.
     :ivar converged: whether the last one, the measured residual, is at most the tolerance.
@@ -84,8 +87,9 @@ def solve(
         residuals = tuple(found.residuals)
         return Solution(found.solution.reshape(rhs.shape), "precision", len(residuals), residuals, residuals[-1] <= tol)
     closed_form = noisy.solver() if isinstance(noisy, LowRankPlusDiagonal) else None
-    precondition = noisy._preconditioner()[0] if isinstance(noisy, NoisyKernelLinearOperator) else None
-    method = "woodbury" if closed_form else "pcg" if precondition else "cg"
+    own = noisy.solver() if isinstance(noisy, NoisyKernelLinearOperator) else None
+    precondition = noisy._preconditioner()[0] if isinstance(noisy, NoisyKernelLinearOperator) and own is None else None
+    method = "woodbury" if closed_form else own.method if own else "pcg" if precondition else "cg"
     # Until the *measured* residual meets the tolerance, or rounding keeps it from falling: methods go by residuals that drift
     # from it.
     action, columns = noisy._matmul, rhs.unsqueeze(-1) if rhs.dim() == 1 else rhs
@@ -94,6 +98,11 @@ def solve(
     while True:
         if closed_form:
             x = x + closed_form(left)
+        elif own:
+            done = len(own.residuals)
+            with settings.max_cg_iterations(max_iterations - len(history)):
+                x = x + own.solve(left)
+            history += [measured * residual for residual in own.residuals[done:]]
         else:
             steps = max_iterations - len(history)
             found = conjugate_gradients(action, left, tol=tol / measured, max_iterations=steps, precondition=precondition)

@@ -31,8 +31,8 @@ from swing_gp import (
 )
 from swing_gp.features.base import Unsuitable
 from swing_gp.features.grid import MAX_MODES, count_modes, default_modes
-from swing_gp.linalg.conjugate_gradients import conjugate_gradients
 from swing_gp.linalg import toeplitz
+from swing_gp.linalg.conjugate_gradients import conjugate_gradients
 from swing_gp.linalg.nufft import PointTransform
 from swing_gp.operators.grid_kernel import grid_kernel
 
