@@ -211,7 +211,7 @@ def test_solve_of_any_operator_and_its_preconditioned_form():
     graph = ImplicitGraph(cloud(2500, 2), Gaussian(0.1))
     operator = graph_kernel(graph, Diffusion(5.0), features="grid", tol=1e-9)
     result = solve(operator, torch.ones(2500).double(), 1e-3)
-    assert result.method == "pcg"
+    assert result.method == "modes-pcg"
     assert result.converged
     dense = torch.eye(5).double() * torch.arange(1.0, 6.0).double()
     any_result = solve(to_linear_operator(dense), torch.ones(5).double(), 0.5)
