@@ -69,7 +69,7 @@ class RealModes:
     >>> import torch
     >>> modes = RealModes((1,), torch.ones(2, dtype=torch.bool))
     >>> modes.from_modes(torch.tensor([[2.0 + 0.0j, 3.0 + 1.0j]])).squeeze(-1)
-    tensor([2., 4., 2.])
+    tensor([2., 4., 2.], dtype=torch.float64)
     """
 
     def __init__(self, half_widths: tuple[int, ...], used: Tensor) -> None:
