@@ -1,0 +1,164 @@
+"""Methods that fill the gaps of a lattice: each gives means and variances of the hidden values, noise included."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import gpytorch
+import numpy as np
+import scipy.spatial
+import scipy.special
+import torch
+from torch import Tensor
+
+from benchmarks.regression_models import Variational, matern
+from benchmarks.spatial_data import Lattice
+from swing_gp import Gaussian, ImplicitGraph, Matern, NeighborFeatures, graph_kernel
+from swing_gp.graphs.inputs import nodes_of
+from swing_gp.utils.memory import peak_gigabytes
+
+__all__ = ["MODELS", "cg_steps", "measure"]
+
+# Ours: a graph as short as the cells allow, its range from kappa; the noise on the scale of the kernel before its amplitude.
+SPACINGS, CUTOFF, KAPPA, NOISE = 0.5, 1e-4, 87.0, 0.01
+INDUCING, BATCH, EPOCHS = 500, 1024, 5
+NEIGHBORS = 20  # of the Vecchia approximation
+
+Prediction = tuple[np.ndarray, np.ndarray, dict[str, Any]]  # means, variances, remarks
+Row = dict[str, Any]
+
+
+def solver_of(problem: Lattice, nu: float) -> Any:
+    """The posterior of all cells given the observed ones, in precision form."""
+    points = torch.from_numpy(problem.cells)
+    graph = ImplicitGraph(points, Gaussian(SPACINGS))
+    features = NeighborFeatures(graph, cutoff=math.sqrt(-2 * math.log(CUTOFF)))
+    kernel: Any = graph_kernel(graph, Matern(nu, KAPPA), features=features, tol=1e-3)
+    seen = nodes_of(points, torch.arange(len(problem.observed)))
+    noise = torch.tensor(NOISE, dtype=points.dtype)
+    return kernel.covariance(seen, seen, None).add_diagonal(noise).structured_solver()
+
+
+def trend(solver: Any, values: Tensor) -> tuple[float, float, int]:
+    """A constant mean by generalised least squares, the likeliest amplitude, and the steps of conjugate gradients."""
+    found = solver.iterate(torch.stack([values, torch.ones_like(values)], -1))
+    weighted, one = found.solution.unbind(-1)
+    mean = float(weighted.sum() / one.sum())
+    return mean, float(((values - mean) * (weighted - mean * one)).mean()), len(found.residuals)
+
+
+def ours(nu: float) -> Callable[[Lattice], Prediction]:
+    def fill(problem: Lattice) -> Prediction:
+        start = time.perf_counter()
+        solver, values, number = solver_of(problem, nu), torch.from_numpy(problem.observed), len(problem.observed)
+        mean, amplitude, steps = trend(solver, values)
+        filled = solver.node_mean((values - mean).unsqueeze(-1)).squeeze(-1) + mean
+        half = time.perf_counter() - start
+        variance, _ = solver.variances()
+        remarks = {"amplitude": amplitude, "steps": steps, "seconds_of_mean": half}
+        return filled[number:].numpy(), amplitude * (variance[number:] + NOISE).numpy(), remarks
+
+    return fill
+
+
+def cg_steps(problem: Lattice, nu: float) -> int:
+    """Steps of conjugate gradients for the observed values and a constant."""
+    return trend(solver_of(problem, nu), torch.from_numpy(problem.observed))[2]
+
+
+def gpboost_vecchia(problem: Lattice) -> Prediction:
+    """A Matern-3/2 field with a constant mean, all parameters by likelihood."""
+    import gpboost
+
+    number = len(problem.observed)
+    model = gpboost.GPModel(
+        gp_coords=problem.seen,
+        cov_function="matern",
+        cov_fct_shape=1.5,
+        gp_approx="vecchia",
+        num_neighbors=NEIGHBORS,
+        likelihood="gaussian",
+        seed=0,
+    )
+    model.fit(y=problem.observed, X=np.ones((number, 1)))
+    hidden = np.ones((len(problem.hidden), 1))
+    found = model.predict(gp_coords_pred=problem.unseen, X_pred=hidden, predict_var=True, predict_response=True)
+    return found["mu"], found["var"], {}
+
+
+def svgp(problem: Lattice) -> Prediction:
+    torch.manual_seed(0)
+    scale, centre, unit = problem.cells.max() / 2, problem.observed.mean(), problem.observed.std()
+    x = torch.from_numpy(problem.seen / scale - 1).float()
+    y = torch.from_numpy((problem.observed - centre) / unit).float()
+    model = Variational(x[torch.randperm(len(x))[:INDUCING]].clone(), matern(2))
+    model.covar_module.base_kernel.lengthscale = 0.1
+    likelihood = gpytorch.likelihoods.GaussianLikelihood()
+    objective = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=len(x))
+    optimizer = torch.optim.Adam([*model.parameters(), *likelihood.parameters()], lr=0.02)
+    model.train()
+    for _ in range(EPOCHS):
+        for index in torch.randperm(len(x)).split(BATCH):
+            optimizer.zero_grad()
+            (-objective(model(x[index]), y[index])).backward()
+            optimizer.step()
+    model.eval()
+    likelihood.eval()
+    with torch.no_grad(), gpytorch.settings.max_cholesky_size(2 * INDUCING):
+        parts = [likelihood(model(part)) for part in torch.from_numpy(problem.unseen / scale - 1).float().split(4000)]
+        mean, variance = (torch.cat([getattr(part, what) for part in parts]).double().numpy() for what in ("mean", "variance"))
+    return mean * unit + centre, variance * unit**2, {}
+
+
+def nearest(problem: Lattice) -> Prediction:
+    """The nearest observed value. Its variance: how much observed values differ that are as far apart."""
+    tree, rng = scipy.spatial.cKDTree(problem.seen), np.random.default_rng(0)
+    distance, index = tree.query(problem.unseen)
+    one, angle = rng.integers(len(problem.seen), size=len(distance)), rng.uniform(0, 2 * np.pi, len(distance))
+    moved = problem.seen[one] + distance[:, None] * np.stack([np.cos(angle), np.sin(angle)], -1)
+    squares = (problem.observed[one] - problem.observed[tree.query(moved)[1]]) ** 2
+    return problem.observed[index], np.full(len(distance), squares.mean()), {}
+
+
+def mean_only(problem: Lattice) -> Prediction:
+    number = len(problem.hidden)
+    return np.full(number, problem.observed.mean()), np.full(number, problem.observed.var()), {}
+
+
+MODELS: dict[str, Callable[[Lattice], Prediction]] = {
+    "swing_gp, nu = 1.5": ours(1.5),
+    "swing_gp, nu = 1": ours(1.0),
+    "swing_gp, nu = 2": ours(2.0),
+    "GPBoost, Vecchia, Matern-3/2": gpboost_vecchia,
+    "GPyTorch SVGP, Matern-3/2": svgp,
+    "nearest neighbour": nearest,
+    "training mean": mean_only,
+}
+
+
+def scores(truth: np.ndarray, mean: np.ndarray, variance: np.ndarray) -> Row:
+    """Errors, the continuous ranked probability score of a normal law, and the interval score and coverage at 95%."""
+    deviation = np.sqrt(variance)
+    error = truth - mean
+    z = error / deviation
+    density = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
+    crps = deviation * (z * (2 * scipy.special.ndtr(z) - 1) + 2 * density - 1 / math.sqrt(math.pi))
+    half = scipy.special.ndtri(0.975) * deviation
+    beyond = np.clip(np.abs(error) - half, 0, None)
+    return {
+        "rmse": float(np.sqrt((error**2).mean())),
+        "mae": float(np.abs(error).mean()),
+        "crps": float(crps.mean()),
+        "interval": float((2 * half + 2 / 0.05 * beyond).mean()),
+        "coverage": float((beyond == 0).mean()),
+    }
+
+
+def measure(name: str, problem: Lattice) -> Row:
+    start, used = time.perf_counter(), time.process_time()
+    mean, variance, remarks = MODELS[name](problem)
+    spent = {"seconds": time.perf_counter() - start, "cpu": time.process_time() - used, "peak_gb": peak_gigabytes()}
+    return {**scores(problem.hidden, mean, variance), **spent, **remarks}
