@@ -109,7 +109,7 @@ def training(name: str, number: int, nu: float) -> Row:
             loss = -objective(model(ids), values)
             loss.backward()
             optimizer.step()
-            losses.append(float(loss))
+            losses.append(loss.item())
 
     clock.time("training", train)
     return {

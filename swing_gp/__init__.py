@@ -56,7 +56,7 @@ from swing_gp.operators.swing import SwingLinearOperator
 from swing_gp.operators.walks import Walks
 from swing_gp.parallel.streamed_landmarks import StreamedLandmarks
 from swing_gp.parallel.streaming import StreamedGP, StreamedKernel
-from swing_gp.series.base import Series
+from swing_gp.series.base import Inverse, Series
 from swing_gp.series.families import Diffusion, InverseCosine, Matern, OneStep, PowerSeries, RandomWalk, RegularizedLaplacian
 from swing_gp.series.log_matern import LogMatern
 
@@ -66,8 +66,8 @@ __all__ = [
     "AccuracyWarning", "AdjacencyLinearOperator", "Ball", "Choice", "ConvergenceWarning", "DenseFeatures", "Diffusion",
     "DiffusionCoordinates", "DiffusionKernel", "EdgeFunction", "ErrorEstimate", "FeatureKernelLinearOperator", "FeatureMap",
     "FourierFeatures", "FourierGrid", "GRFLinearOperator", "Gaussian", "GraphGPClassifier", "GraphGPRegressor",
-    "GraphKernel", "GridFeatures", "GridKernelLinearOperator", "ImplicitGraph", "Interpolation", "InverseCosine",
-    "InverseCosineKernel", "KNNGraph", "LandmarkFeatures", "Laplace", "LocalGP", "LocalPrediction", "LogMatern",
+    "GraphKernel", "GridFeatures", "GridKernelLinearOperator", "ImplicitGraph", "Interpolation", "Inverse",
+    "InverseCosine", "InverseCosineKernel", "KNNGraph", "LandmarkFeatures", "Laplace", "LocalGP", "LocalPrediction", "LogMatern",
     "LogMaternKernel", "LowRankPlusDiagonal", "ManifoldMaternKernel", "Matern", "Matern12", "Matern32", "Matern52",
     "MaternGraphKernel", "NeighborFeatures", "OneStep", "OneStepKernel", "PairwiseFeatures", "PositiveFeatures",
     "PowerSeries", "RandomWalk", "RandomWalkKernel", "RegularizedLaplacian", "RegularizedLaplacianKernel", "Series",

@@ -32,7 +32,7 @@ class PrecisionPosteriorCovariance(PosteriorCovariance):
 
     def __init__(self, test: KernelBlock, cross: KernelBlock, noisy: NoisyKernelLinearOperator) -> None:
         super().__init__(test, cross, noisy)
-        self.solver: NoisyPrecision = noisy.structured_solver()
+        self.given: NoisyPrecision = noisy.structured_solver()
 
     @property
     def _differentiable(self) -> bool:
@@ -40,7 +40,7 @@ class PrecisionPosteriorCovariance(PosteriorCovariance):
 
     @cached_property
     def _seen(self) -> SeenNodes:
-        return seen_after(self.test, self.solver)
+        return seen_after(self.test, self.given)
 
     def _apply(self, rhs: Tensor) -> Tensor:
         if self._differentiable:
@@ -49,7 +49,7 @@ class PrecisionPosteriorCovariance(PosteriorCovariance):
 
     @cached_property
     def _variances(self) -> tuple[Tensor, Tensor]:
-        size, nodes = self.shape[-1], self.solver.precision.size
+        size, nodes = self.shape[-1], self.given.precision.size
         if self._differentiable:
             return super()._solved() if size <= EXACT_VARIANCES else super()._estimated()
         if size <= EXACT_VARIANCES and size * nodes <= MOST_SOLVED:
