@@ -50,6 +50,7 @@ from swing_gp.operators.low_rank_kernel import FeatureKernelLinearOperator
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 from swing_gp.operators.matrix_free import to_scipy
 from swing_gp.operators.polynomial_kernel import SeriesLinearOperator
+from swing_gp.operators.precision_kernel import PrecisionKernelLinearOperator
 from swing_gp.operators.solvers import Solution, solve
 from swing_gp.operators.spectral import SpectralEmbedding, spectral_embedding
 from swing_gp.operators.swing import SwingLinearOperator
@@ -67,11 +68,11 @@ __all__ = [
     "DiffusionCoordinates", "DiffusionKernel", "EdgeFunction", "ErrorEstimate", "FeatureKernelLinearOperator", "FeatureMap",
     "FourierFeatures", "FourierGrid", "GRFLinearOperator", "Gaussian", "GraphGPClassifier", "GraphGPRegressor",
     "GraphKernel", "GridFeatures", "GridKernelLinearOperator", "ImplicitGraph", "Interpolation", "Inverse",
-    "InverseCosine", "InverseCosineKernel", "KNNGraph", "LandmarkFeatures", "Laplace", "LocalGP", "LocalPrediction", "LogMatern",
-    "LogMaternKernel", "LowRankPlusDiagonal", "ManifoldMaternKernel", "Matern", "Matern12", "Matern32", "Matern52",
+    "InverseCosine", "InverseCosineKernel", "KNNGraph", "LandmarkFeatures", "Laplace", "LocalGP", "LocalPrediction",
+    "LogMatern", "LogMaternKernel", "LowRankPlusDiagonal", "ManifoldMaternKernel", "Matern", "Matern12", "Matern32", "Matern52",
     "MaternGraphKernel", "NeighborFeatures", "OneStep", "OneStepKernel", "PairwiseFeatures", "PositiveFeatures",
-    "PowerSeries", "RandomWalk", "RandomWalkKernel", "RegularizedLaplacian", "RegularizedLaplacianKernel", "Series",
-    "SeriesLinearOperator", "Solution", "SparseFeatures", "SparseGraph", "SpectralEdge", "SpectralEmbedding", "StreamedGP",
+    "PowerSeries", "PrecisionKernelLinearOperator", "RandomWalk", "RandomWalkKernel", "RegularizedLaplacian",
+    "RegularizedLaplacianKernel", "Series", "SeriesLinearOperator", "Solution", "SparseFeatures", "SparseGraph", "SpectralEdge", "SpectralEmbedding", "StreamedGP",
     "StreamedKernel", "StreamedLandmarks", "SwingLinearOperator", "Walks", "adjacency", "diffusion_coordinates",
     "graph_kernel", "grf_kernel", "interpolate", "knn_graph", "solve", "spectral_embedding", "to_scipy",
 ]  # fmt: skip
