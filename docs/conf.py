@@ -53,8 +53,8 @@ nitpick_ignore_regex = [
     # Bases and types in signatures that nobody has to make by hand.
     (
         "py:class",
-        r"swing_gp\.(linalg|operators|graphs.inputs|features.neighbors)\..*|dict\[str"
-        r"|swing_gp\..*\.(_Binomial|_?Map|_?Mask|Any_Graph)",
+        r"swing_gp\.(linalg|operators|utils|graphs.inputs|features.neighbors)\..*|dict\[str"
+        r"|swing_gp\..*\.(_Binomial|_Matern|_?Map|_?Mask|Any_Graph)",
     ),
 ]
 

@@ -1,7 +1,7 @@
 r"""Gaussian processes in precision form: solves, log-determinants, samples and variances given noisy observations.
 
 With the precision Q of the nodes and observations :math:`y = L f + t`, :math:`t \sim N(0, T)`
-(:mod:`swing_gp.operators.observations`), the posterior precision of the nodes is :math:`M = Q + L^\top T^{-1} L`, and
+(``operators/observations``), the posterior precision of the nodes is :math:`M = Q + L^\top T^{-1} L`, and
 
 .. math:: (L K L^\top + T)^{-1} b = T^{-1} (b - L M^{-1} L^\top T^{-1} b), \qquad
           \log|L K L^\top + T| = \log|M| - \log|Q| + \log|T| .
