@@ -139,21 +139,32 @@ class PrecisionPosterior(IterativePosterior):
     """By solves with the posterior precision of the nodes: means at all of them from one, and nothing cancels."""
 
     @cached_property
-    def _node_mean(self) -> Tensor:  # (N, k), float64
-        offset = self.offset.detach()
-        return self.noisy.structured_solver().node_mean(offset.reshape(-1, offset.shape[-1]).mT)
+    def _conditioned(self) -> tuple[Tensor, Tensor]:  # (N, k), (n, k), float64
+        """The mean at the nodes and the solution of the observations, without gradients."""
+        with torch.no_grad():
+            columns = self.offset.reshape(-1, self.offset.shape[-1]).mT
+            mean, weights, _ = self.noisy.structured_solver().condition(columns)
+            return mean, weights
+
+    @property
+    def _learns(self) -> bool:
+        return torch.is_grad_enabled() and (self.noisy.requires_grad or self.offset.requires_grad)
+
+    @property
+    def weights(self) -> Tensor:
+        if self._learns:
+            return self.noisy.solve(self.offset.unsqueeze(-1)).squeeze(-1)
+        weights = self._conditioned[1] / self.noisy.structured_solver().scale
+        return weights.mT.reshape(self.offset.shape).to(self.offset.dtype)
 
     def mean(self, cross: KernelBlock | KernelBlocks) -> Tensor:  # (*batch, t)
         whole = cross.whole if isinstance(cross, KernelBlocks) else cross
         if not isinstance(whole, KernelBlock) or len(whole.inputs[1]) != self.noisy.shape[-1]:
             return super().mean(cross)  # every list has training inputs of its own
         with torch.no_grad():
-            solver = self.noisy.structured_solver()
-            seen = seen_after(whole, solver)
-            weights = self.weights.detach().reshape(-1, self.noisy.shape[-1]).mT.double() * solver.scale
-            values = seen.mean(self._node_mean, weights).to(self.offset.dtype)  # (t, k)
+            values = seen_after(whole, self.noisy.structured_solver()).mean(*self._conditioned).to(self.offset.dtype)  # (t, k)
             values = values.mT.reshape(*self.offset.shape[:-1], *(cross.rows if isinstance(cross, KernelBlocks) else (-1,)))
-        if not (torch.is_grad_enabled() and (cross.requires_grad or self.weights.requires_grad)):
+        if not (self._learns or (torch.is_grad_enabled() and cross.requires_grad)):
             return values
         # Gradients by products with the kernel, whose values have fewer digits.
         followed = super().mean(cross)

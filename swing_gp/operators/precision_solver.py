@@ -127,21 +127,29 @@ class NoisyPrecision(WithoutCaches):
         weighted = self.observations.solve(values.double())
         return self.node_solve(self.observations.to_nodes(weighted))
 
-    def iterate(self, rhs: Tensor, tol: float = SOLVE_TOL) -> Iterations:  # (n, k)
-        """Solve with the covariance of the observations; residuals are those of the system that is solved for the nodes."""
+    def condition(self, values: Tensor, tol: float = SOLVE_TOL) -> tuple[Tensor, Tensor, list[float]]:
+        r"""The posterior mean at all nodes, (N, k), :math:`(L K L^\top + T)^{-1} y`, (n, k), and the residuals of the steps.
+
+        :param values: observations with prior mean zero, (n, k).
+        """
         seen, precision = self.observations, self.precision
-        weighted = seen.solve(rhs.double())
+        weighted = seen.solve(values.double())
         mean, residuals = self._solve(precision.renumbered(seen.to_nodes(weighted)), tol)
-        solution = weighted - seen.solve(seen.from_nodes(precision.numbered(mean)))
+        weights = weighted - seen.solve(seen.from_nodes(precision.numbered(mean)))
         # What the mean leaves of the observations is small where the noise is: the digits that are lost are solved for again.
-        left = (solution * seen.product(solution)).sum(0) / (rhs.double() * weighted).sum(0).clamp_min(1e-300)
+        left = (weights * seen.product(weights)).sum(0) / (values.double() * weighted).sum(0).clamp_min(1e-300)
         share = float(left.clamp_min(0).sqrt().min()) if len(left) else 1.0
         if share < 1:
-            missing = precision.renumbered(seen.to_nodes(solution)) - precision.product(mean)
+            missing = precision.renumbered(seen.to_nodes(weights)) - precision.product(mean)
             more, again = self._solve(missing, max(share, LEAST_SHARE))
             mean, residuals = mean + more, [*residuals, *(residuals[-1] * one for one in again)]
-            solution = weighted - seen.solve(seen.from_nodes(precision.numbered(mean)))
-        return Iterations((solution / self.scale).to(rhs.dtype), residuals, rhs[:0], rhs[:0])
+            weights = weighted - seen.solve(seen.from_nodes(precision.numbered(mean)))
+        return precision.numbered(mean), weights, residuals
+
+    def iterate(self, rhs: Tensor, tol: float = SOLVE_TOL) -> Iterations:  # (n, k)
+        """Solve with the covariance of the observations; residuals are those of the system that is solved for the nodes."""
+        _, weights, residuals = self.condition(rhs, tol)
+        return Iterations((weights / self.scale).to(rhs.dtype), residuals, rhs[:0], rhs[:0])
 
     # Samples and variances
 
