@@ -164,7 +164,7 @@ class PrecisionMatrix(WithoutCaches):
     def _incidence(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """For every node the root of what its edges leave of one; for every edge the entries of G, and its ends."""
         upper = scipy.sparse.triu(self._matrix, k=1).tocoo()
-        tail, head = upper.coords
+        tail, head = upper.row, upper.col
         ratio = self._roots[head] / self._roots[tail]
         entries = np.sqrt(upper.data * np.stack([ratio, 1 / ratio]))
         off = scipy.sparse.csr_array(self._matrix - scipy.sparse.diags_array(self._matrix.diagonal()))

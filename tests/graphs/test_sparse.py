@@ -111,7 +111,7 @@ def test_every_format_is_the_same_graph(make):
 
 def test_lists_of_edges():
     coordinates = TWO.tocoo()
-    graph = SparseGraph.from_edges(np.stack(coordinates.coords), coordinates.data)
+    graph = SparseGraph.from_edges(np.stack([coordinates.row, coordinates.col]), coordinates.data)
     np.testing.assert_array_equal(graph.to_scipy().toarray(), TWO.toarray())
     path = SparseGraph.from_edges(torch.tensor([[0, 1, 1, 2, 0], [1, 0, 2, 1, 0]]), num_nodes=5)
     assert path.weight_matrix().tolist() == [[1, 1, 0, 0, 0], [1, 0, 1, 0, 0], [0, 1, 0, 0, 0], [0] * 5, [0] * 5]
