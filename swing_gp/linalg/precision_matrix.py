@@ -74,7 +74,7 @@ class PrecisionMatrix(WithoutCaches):
     r""":math:`Q = B^m \rho(A)`.
 
     :param matrix: A, CSR, float64.
-    :param roots: roots of the degrees, (N,): :math:`A_{ij} = w_{ij} / (t_i t_j)`, for random vectors.
+    :param roots: t with :math:`A t = t`, (N,): the roots of the degrees; for random vectors.
     :param linear: a and b.
     :param whole: m.
     :param rest: makes :math:`\rho` of the renumbered A; None for one.

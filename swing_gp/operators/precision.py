@@ -121,14 +121,16 @@ class PrecisionLinearOperator(MatrixFreeLinearOperator):
 
 
 def sparse_adjacency(matrix: AdjacencyLinearOperator) -> tuple[scipy.sparse.csr_array, np.ndarray]:
-    """The normalised matrix of a sparse graph in float64, and the roots of the degrees (one for a node without edges)."""
+    """The normalised matrix A of a sparse graph in float64, and the roots t of the degrees, after density, for which
+    :math:`A t = t` (one for a node without edges)."""
     found = matrix.features.sparse_weights()
     assert found is not None
     pattern, weights = found
-    root = (0.5 * matrix.log_degree.detach().double().cpu()).exp().numpy()
+    log_degree, log_density = (part.detach().double().cpu() for part in (matrix.log_degree, matrix.log_density))
     entries = weights.detach().double().cpu().numpy(), pattern.col.numpy(), pattern.crow.numpy()
-    scale = scipy.sparse.diags_array(1 / root)  # zero for a node without edges
+    scale = scipy.sparse.diags_array((-0.5 * log_degree).exp().numpy())  # zero for a node without edges
     array = scipy.sparse.csr_array(scale @ scipy.sparse.csr_array(entries, shape=pattern.shape) @ scale)
+    root = (0.5 * log_degree - log_density).exp().numpy()
     return array, np.where(np.isfinite(root), root, 1.0)
 
 

@@ -41,14 +41,15 @@ POINTS = torch.cat([cloud(400, 2), cloud(100, 2, seed=1) + 50])
 SEEN = torch.cat([torch.arange(0, 400, 3), torch.tensor([0, 3, 3])])  # some of them twice
 GRAPHS = {
     "nearest": lambda: knn_graph(POINTS, 7),
-    "dense": lambda: knn_graph(POINTS, 7, density=1.0),
+    "density": lambda: ImplicitGraph(POINTS.pow(2), Gaussian(0.1), density=1.0),
     "weighted": lambda: SparseGraph(knn_graph(POINTS, 5).to_scipy() * 3.0),
 }
 NUS, KAPPAS, NOISES = (0.5, 1.0, 1.5, 2.0, 3.0), (3.0, 300.0), (1e-6, 1e-2, 1.0)
 
 
 def precision(graph, series):
-    matrix, interval = spectral_interval(exact_features(graph), series)
+    features = NeighborFeatures(graph, 1e-12) if isinstance(graph, ImplicitGraph) else exact_features(graph)
+    matrix, interval = spectral_interval(features, series)
     return precision_of(matrix, series, interval)
 
 
@@ -106,11 +107,11 @@ def test_samples_have_the_posterior_covariance(nu):
     assert bool((draws[some].mean(-1).abs() < 5 * (wanted.diagonal() / number).sqrt()).all())
 
 
+@pytest.mark.parametrize("graph", GRAPHS)
 @pytest.mark.parametrize("nu", [1.0, 2.0, 3.0])
-def test_prior_samples_have_the_covariance_of_the_kernel(nu):
-    series = Matern(nu, 10.0)
-    kernel, dense = PrecisionKernelLinearOperator(precision(knn_graph(POINTS, 7), series), series=series), None
-    dense = ExactSpectrum.of(knn_graph(POINTS, 7)).kernel(series)
+def test_prior_samples_have_the_covariance_of_the_kernel(nu, graph):
+    made, series = GRAPHS[graph](), Matern(nu, 10.0)
+    kernel, dense = PrecisionKernelLinearOperator(precision(made, series), series=series), ExactSpectrum.of(made).kernel(series)
     draws = kernel.samples(4000, torch.Generator().manual_seed(1))[::50]
     wanted = dense[::50, ::50]
     spread = (wanted.square() + torch.outer(wanted.diagonal(), wanted.diagonal())).div(4000).sqrt()
