@@ -38,8 +38,9 @@ def exact(vertices: np.ndarray, spacing: float, known: np.ndarray, values: np.nd
     root = scipy.sparse.diags_array(weights.sum(axis=1) ** -0.5)
     base = scipy.sparse.csc_matrix((1 + 2 * NU / KAPPA**2) * scipy.sparse.eye_array(number) - root @ weights @ root)
     prior = scipy.sparse.linalg.splu(base)
-    # The noise is given over the mean prior variance of 200 known nodes, as `interpolate` draws them.
-    sample = torch.randperm(len(known), generator=torch.Generator().manual_seed(0))[:200].numpy()
+    # The noise is given over the mean prior variance of some known nodes, as `interpolate` draws them.
+    drawn = max(48, min(200, 2**20 // number))
+    sample = torch.randperm(len(known), generator=torch.Generator().manual_seed(0))[:drawn].numpy()
     unit = np.zeros((number, len(sample)))
     unit[known[sample], np.arange(len(sample))] = 1
     noise = NOISE * (prior.solve(unit) ** 2).sum(0).mean()

@@ -164,6 +164,7 @@ class FourierGrid(FeatureMap):
             )
         self.half_widths = tuple(int(width) for width in widths)
 
+    @cached_property
     def trimmed(self) -> FourierGrid:
         """The same grid without the modes that the lengthscale in use does not need: those beyond a ball, where half of the
         tolerance is left. A grid with room for shorter lengthscales has many of them."""

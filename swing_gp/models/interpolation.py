@@ -46,6 +46,8 @@ from swing_gp.utils.validation import check_choice
 # An error of the kernel acts like noise on a GP. Directions of sums have no scale: where all weights are small, their errors
 # must be smaller still.
 TOL, TOL_OF_SUMS = 1e-4, 1e-10
+# Known nodes whose prior variances the noise is measured by, and columns times nodes that they may take beyond the fewest.
+LEAST_SCALED, MOST_SCALED, SCALE_WORK = 48, 200, 2**20
 
 
 @dataclass(frozen=True)
@@ -192,7 +194,8 @@ class _Posterior:
         points = operator.graph.points
         self.nodes, seen = nodes_of(points, torch.arange(len(points))), nodes_of(points, known)
         prior = operator.covariance(seen, seen, self.landmarks)
-        sample = torch.randperm(len(known), generator=torch.Generator().manual_seed(0))[:200]
+        number = max(LEAST_SCALED, min(MOST_SCALED, SCALE_WORK // len(points)))
+        sample = torch.randperm(len(known), generator=torch.Generator().manual_seed(0))[:number]
         scale = operator.covariance(seen[sample], seen[sample], self.landmarks).diagonal().mean()
         self.cross = operator.covariance(self.nodes, seen, self.landmarks)
         both = torch.cat([self.values, basis[known]], -1)  # (n, k + p): one solve for all of them

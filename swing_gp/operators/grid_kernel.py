@@ -236,7 +236,7 @@ class GridKernelLinearOperator(MatrixFreeKernel):
 
 def grid_kernel(features: FourierGrid, series: Series) -> GridKernelLinearOperator:
     """The collapsed kernel of a Fourier grid."""
-    features = features.trimmed()
+    features = features.trimmed
     graph = features.graph
     log_degree = features.log_degree()
     low, high = graph.spectrum
