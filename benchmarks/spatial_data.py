@@ -7,10 +7,12 @@ True
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import scipy.spatial
 import torch
 from torch import Tensor
 
@@ -40,11 +42,21 @@ class Lattice:
         return self.cells[len(self.observed) :]
 
     def quarter(self) -> Lattice:
-        """The cells of one corner, half as wide and half as high."""
-        inside = (self.cells < self.cells.max(0) / 2).all(-1)
+        """Of the four corners, half as wide and half as high, that with the widest gap: the steps of solvers follow gaps."""
+        low = self.cells < self.cells.max(0) / 2
+        return max((self._part((low == side).all(-1)) for side in itertools.product((True, False), repeat=2)), key=_widest_gap)
+
+    def _part(self, inside: np.ndarray) -> Lattice:
         number = len(self.observed)
         parts = self.observed[inside[:number]], self.hidden[inside[number:]]
         return Lattice(f"{self.name}, a quarter", self.cells[inside], *parts)
+
+
+def _widest_gap(problem: Lattice) -> float:
+    """The largest distance of a hidden cell to an observed one."""
+    if not len(problem.observed) or not len(problem.hidden):
+        return 0.0
+    return float(scipy.spatial.cKDTree(problem.seen).query(problem.unseen)[0].max())
 
 
 def matern_field(shape: tuple[int, int], reach: float, smoothness: float, rng: np.random.Generator) -> np.ndarray:
