@@ -69,6 +69,13 @@ class MatrixFreeLinearOperator(TakesNoise):
     def noisy_solver(self, noise: Tensor) -> Any:
         return self.solver_of(slice(None), torch.ones((), dtype=self.dtype, device=self.device), noise)
 
+    def precision_solver(self, noise: Tensor) -> Any:
+        return self.precision_of(slice(None), torch.ones((), dtype=self.dtype), noise)
+
+    def precision_of(self, nodes: Any, scale: Tensor, noise: Tensor) -> Any:
+        """The ``precision_solver`` of a multiple of the principal block of some nodes."""
+        return None
+
     def solver_of(self, nodes: Any, scale: Tensor, noise: Tensor) -> Any:
         """The ``noisy_solver`` of a multiple of the principal block of some nodes."""
         return None
@@ -130,6 +137,9 @@ class Scaled(MatrixFreeLinearOperator):
     def samples(self, number: int, generator: torch.Generator | None = None) -> Tensor:
         return self.scale.sqrt() * self.base.samples(number, generator)
 
+    def precision_of(self, nodes: Any, scale: Tensor, noise: Tensor) -> Any:
+        return self.base.precision_of(nodes, scale * self.scale, noise)
+
     def solver_of(self, nodes: Any, scale: Tensor, noise: Tensor) -> Any:
         return self.base.solver_of(nodes, scale * self.scale, noise)
 
@@ -169,6 +179,10 @@ class Submatrix(MatrixFreeLinearOperator):
 
     def _transpose_nonbatch(self) -> LinearOperator:
         return self.__class__(self.base._transpose_nonbatch(), nodes=self.nodes[::-1])
+
+    def precision_of(self, nodes: Any, scale: Tensor, noise: Tensor) -> Any:
+        known = self._principal and isinstance(self.base, MatrixFreeLinearOperator)
+        return self.base.precision_of(self.nodes[0][nodes], scale, noise) if known else None
 
     def solver_of(self, nodes: Any, scale: Tensor, noise: Tensor) -> Any:
         known = self._principal and isinstance(self.base, MatrixFreeLinearOperator)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cached_property
+from typing import Any
 
 import torch
 from linear_operator import settings
@@ -65,8 +66,8 @@ class SeriesLinearOperator(MatrixFreeKernel):
         """The inverse, where it is sparse."""
         return precision_of(self.adjacency, self.series, self.interval)
 
-    def precision_solver(self, noise: Tensor) -> NoisyPrecision | None:
-        return None if self.precision is None else node_solver(self.precision, noise)
+    def precision_of(self, nodes: Any, scale: Tensor, noise: Tensor) -> NoisyPrecision | None:
+        return None if self.precision is None else node_solver(self.precision, nodes, scale, noise)
 
     def covariance_solver(self, block: KernelBlock, noise: Tensor) -> NoisyPrecision | None:
         return None if self.precision is None else covariance_solver(self.precision, self.series, block, noise)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
+from typing import Any
 
 import torch
 from linear_operator.operators import LinearOperator
@@ -78,8 +79,8 @@ class PrecisionKernelLinearOperator(MatrixFreeKernel):
         exact = self.exact_diagonal(self.shape[-1])
         return torch.zeros(self.shape[-1], dtype=self.dtype) if exact else self._estimated[1].to(self.dtype)
 
-    def precision_solver(self, noise: Tensor) -> NoisyPrecision | None:
-        return node_solver(self.precision, noise)
+    def precision_of(self, nodes: Any, scale: Tensor, noise: Tensor) -> NoisyPrecision | None:
+        return node_solver(self.precision, nodes, scale, noise)
 
     def covariance_solver(self, block: KernelBlock, noise: Tensor) -> NoisyPrecision | None:
         return covariance_solver(self.precision, self.series, block, noise)

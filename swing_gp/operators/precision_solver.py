@@ -274,12 +274,12 @@ def _quadrature(action: Action, starts: Tensor, precondition: Action | None = No
     return sizes * (vectors[:, 0].square() * values.clamp_min(1e-300).log()).sum(-1)
 
 
-def node_solver(precision: PrecisionLinearOperator, noise: Tensor) -> NoisyPrecision | None:
-    """The solver where all nodes are observed; None where dense algebra is cheaper."""
-    size = precision.shape[-1]
-    if size <= DENSE or not bool((noise > 0).all()):
+def node_solver(precision: PrecisionLinearOperator, nodes: Any, scale: Tensor, noise: Tensor) -> NoisyPrecision | None:
+    """The solver for a multiple of the kernel between some nodes; None where there is none or dense algebra is cheaper."""
+    ids, factor = torch.arange(precision.shape[-1])[nodes], float(scale)
+    if (precision.shape[-1] <= MOST_DENSE and len(ids) <= DENSE) or factor <= 0 or not bool((noise > 0).all()):
         return None
-    return NoisyPrecision.at_nodes(precision, torch.arange(size), noise.expand(size))
+    return NoisyPrecision.at_nodes(precision, ids, noise.expand(len(ids)), factor)
 
 
 def covariance_solver(

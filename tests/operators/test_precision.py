@@ -385,3 +385,14 @@ def test_auto_takes_the_precision_form_for_long_ranges():
     kernel = MaternGraphKernel(cloud(2500, 2), lengthscale=0.02, nu=2.0, kappa=40.0)
     assert isinstance(kernel.operator(), PrecisionKernelLinearOperator)
     assert (kernel.info.method, kernel.info.form) == ("neighbors", "precision")
+
+
+def test_multiples_and_parts_are_solved_in_precision_form():
+    kernel = graph_kernel(knn_graph(CLOUD, 8), Matern(2.0, 50.0))
+    nodes = torch.arange(0, 1100, 1)[torch.arange(1100) % 5 > 0]
+    part, rhs = 3.0 * kernel[nodes][:, nodes], torch.sin(9 * CLOUD[nodes, :1])
+    noisy = part.add_diagonal(torch.tensor(0.1, dtype=torch.float64))
+    assert isinstance(noisy.structured_solver(), NoisyPrecision)
+    dense = 3 * ExactSpectrum.of(kernel.graph).kernel(kernel.series)[nodes][:, nodes] + 0.1 * torch.eye(len(nodes))
+    assert relative(noisy.solve(rhs), torch.linalg.solve(dense, rhs)) < 1e-7
+    assert abs(float(noisy.logdet() - dense.logdet())) < 1e-6 * len(nodes)
