@@ -40,6 +40,8 @@ WEIGHT, FFT_POINT, LIST_ENTRY = 40, 40, 5
 LEAST_GRID, LEAST_NODES = 2**15, 4000
 # Terms of a polynomial that a multigrid solve is worth, for every factor of a precision.
 SOLVE_TERMS = 60
+# Roundings that a product with raw weights is off by.
+RAW_ROUNDINGS = 16
 # Terms of a series on a graph whose spectrum is not known beforehand.
 RAW_TERMS = 24
 # Beyond this many nodes products with all pairs take minutes, and have to be asked for by name.
@@ -82,6 +84,8 @@ class Choice:
         known, graph = features.known_error, features.graph
         # Weights are rounded, and a steep series sees the sum of it in every eigenvalue.
         rounding = torch.finfo(graph.points.dtype).eps * (graph.num_nodes if series.steep else 1)
+        if graph.normalization is None:  # whose spectrum, and so the growth below, is not known beforehand
+            rounding *= RAW_ROUNDINGS
         growth, left = sensitivity(graph, series), known or 0.0
         # The slope of a steep series near zero says nothing of errors far above its floor.
         error = max(left if series.steep else growth * left, growth * rounding)
