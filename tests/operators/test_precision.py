@@ -396,3 +396,12 @@ def test_multiples_and_parts_are_solved_in_precision_form():
     dense = 3 * ExactSpectrum.of(kernel.graph).kernel(kernel.series)[nodes][:, nodes] + 0.1 * torch.eye(len(nodes))
     assert relative(noisy.solve(rhs), torch.linalg.solve(dense, rhs)) < 1e-7
     assert abs(float(noisy.logdet() - dense.logdet())) < 1e-6 * len(nodes)
+
+
+def test_digits_that_cancel_are_solved_for_again():
+    """At little noise the mean is next to the observations, and multigrid alone leaves few digits of what is between them."""
+    graph, series = knn_graph(cloud(2100, 2), 6), Matern(2.0, 3.0)
+    dense, seen = ExactSpectrum.of(graph).kernel(series), torch.arange(0, 2100, 7)
+    noise = torch.full((len(seen),), 1e-6 * float(dense.diagonal().mean()), dtype=torch.float64)
+    solver, y = NoisyPrecision.at_nodes(precision(graph, series), seen, noise), torch.sin(9 * graph.points[seen, :1])
+    assert relative(solver.iterate(y).solution, torch.linalg.solve(dense[seen][:, seen] + noise.diag(), y)) < 1e-7
