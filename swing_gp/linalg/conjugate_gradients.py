@@ -95,4 +95,6 @@ def largest_residual(residual: Tensor, rhs: Tensor, shards: Reducer = LOCAL) -> 
         return 0.0
     squares = torch.stack([residual.norm(dim=0).square(), rhs.norm(dim=0).square()])
     over, under = shards.sum(squares, "inner products").sqrt()
-    return float((over / under.clamp_min(torch.finfo(rhs.dtype).tiny)).max())
+    # A side of zeros has no size of its own, and products of several sides at once leave roundings of the others in it.
+    size = torch.where(under > 0, under, under.max()).clamp_min(torch.finfo(rhs.dtype).tiny)
+    return float((over / size).max())

@@ -4,7 +4,7 @@ import pytest
 import torch
 from oracles import relative
 
-from swing_gp.linalg.conjugate_gradients import conjugate_gradients
+from swing_gp.linalg.conjugate_gradients import conjugate_gradients, largest_residual
 
 
 def system(number=60, seed=0):
@@ -53,3 +53,9 @@ def test_sides_that_are_solved_early_or_are_zero():
 def test_a_matrix_that_is_not_finite_ends_at_once():
     found = conjugate_gradients(lambda v: v * float("nan"), draws(5, 1))
     assert len(found.residuals) == 1
+
+
+def test_roundings_in_a_side_of_zeros_are_measured_by_the_others():
+    rhs = torch.tensor([[2.0, 0.0], [0.0, 0.0]], dtype=torch.float64)
+    assert largest_residual(torch.tensor([[0.0, 1e-17], [0.0, 0.0]], dtype=torch.float64), rhs) == 5e-18
+    assert largest_residual(torch.zeros(2, 1), torch.zeros(2, 1)) == 0.0
