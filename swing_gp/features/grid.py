@@ -139,10 +139,11 @@ class FourierGrid(FeatureMap):
         for _ in range(MAX_WIDENINGS):
             before, widths = self.row_error, self.half_widths
             self._set_band(band)
-            self.row_error = self._sampled_row_error()
-            if self.row_error > 0.95 * before:  # what is left is rounding, or no band ends it: more modes are in vain
-                self.row_error, self.half_widths, self._widened = before, widths, self._widened / 1.2
-                break
+            if self.half_widths != widths:  # few modes stay as many for a band that is a little wider
+                self.row_error = self._sampled_row_error()
+                if self.row_error > 0.95 * before:  # what is left is rounding, or no band ends it: more modes are in vain
+                    self.row_error, self.half_widths, self._widened = before, widths, self._widened / 1.2
+                    break
             if self.row_error <= tol:
                 break
             band, self._widened = 1.2 * band, 1.2 * self._widened
