@@ -53,7 +53,7 @@ from swing_gp import (
     solve,
 )
 from swing_gp.features.auto import choose_features, default_tol
-from swing_gp.features.grid import count_modes
+from swing_gp.features.grid import count_modes, position_rounding
 from swing_gp.features.neighbors import list_cutoff
 
 UNHURRIED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large]}
@@ -163,7 +163,8 @@ def routes(graph: ImplicitGraph) -> dict[str, tuple[float | None, float]]:
         # rounding times the largest inverse pivot, 1e-16 times 1e6.
         found["landmarks"] = (None, 3e-6 if single else 1e-9)
     smooth = not isinstance(edge, Laplace) and not (isinstance(edge, Ball) and not edge.softness)
-    if smooth and (count_modes(graph, tight) or math.inf) < 3000:
+    rounded = position_rounding(graph)  # of a few points in a wide box, which grids warn of
+    if smooth and (count_modes(graph, tight) or math.inf) < 3000 and rounded < tight / 4:
         # A weight takes errors from a few periodic images and from the frequencies left out.
         found["grid"] = (tight, 3 * tight)
     return found

@@ -59,6 +59,13 @@ def least_tol(graph: Graph) -> float:
     return 1e-6 if graph.points.dtype == torch.float32 else 1e-13
 
 
+def position_rounding(graph: ImplicitGraph) -> float:
+    """The most that rounding of angles takes from weights: a last digit of the box, in lengthscales."""
+    lengthscale = graph.edge.lengthscale.detach().cpu()
+    box = (graph.points.detach().amax(0) - graph.points.detach().amin(0)).cpu() / lengthscale
+    return torch.finfo(graph.points.dtype).eps * float(box.max())
+
+
 def _refusal(graph: ImplicitGraph, tol: float) -> str | None:
     """Why there can be no grid on a graph."""
     if graph.dim > 3:
@@ -148,9 +155,15 @@ class FourierGrid(FeatureMap):
                 break
             band, self._widened = 1.2 * band, 1.2 * self._widened
         if self.row_error > tol:
+            rounded = self.row_error <= position_rounding(graph)
+            cause = (
+                "positions are rounded there: convert them with points.double()"
+                if rounded
+                else "the edge function is not smooth"
+            )
             warnings.warn(
                 f"The Fourier grid of {self.num_modes} modes has an error of {self.row_error:.1g} on sampled rows of W, above "
-                f"tol={tol:g}: the edge function is not smooth. Use features='landmarks' or 'neighbors', or a larger tol.",
+                f"tol={tol:g}: {cause}. Or use features='landmarks' or 'neighbors', or a larger tol.",
                 AccuracyWarning,
                 stacklevel=2,
             )

@@ -150,6 +150,13 @@ def test_single_precision():
     assert worst(result.double(), truth) < 1e-4
 
 
+def test_rounded_positions_are_named_as_the_cause():
+    points = torch.tensor([[0.0], [0.5], [3000.0]])
+    with pytest.warns(AccuracyWarning, match=r"positions are rounded.*points\.double"):
+        FourierGrid(ImplicitGraph(points, Gaussian(1.0)), tol=1e-6)
+    assert FourierGrid(ImplicitGraph(points.double(), Gaussian(1.0)), tol=1e-6).row_error < 1e-6
+
+
 @pytest.mark.parametrize(("number", "dim", "tol"), [(400, 2, 3e-2), (400, 2, 1e-2), (40, 1, 1e-5)])
 def test_laplace_is_bounded_honestly(number, dim, tol):
     graph = ImplicitGraph(cloud(number, dim), Laplace(0.3))
