@@ -1,0 +1,113 @@
+"""What was tried on the same held-out values, and which of it was taken."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+# Whether more is better.
+CRITERIA = {"rmse": False, "cosine": True, "log_likelihood": True}
+# Rows that no model has, but that one must beat.
+TRIVIAL = ("mean", "nearest")
+
+
+class ModelWarning(UserWarning):
+    """A model that is no better than a trivial one, or that knows little about what it predicts."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One thing that was tried.
+
+    :ivar family: its name; ``"mean"`` and ``"nearest"`` are the trivial ones.
+    :ivar settings: what it was tried with.
+    :ivar score: on the held-out values.
+    :ivar seconds: that it took.
+    """
+
+    family: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    score: float = math.nan
+    seconds: float = 0.0
+
+    @property
+    def description(self) -> str:
+        parts = [
+            f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}" for name, value in self.settings.items()
+        ]
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Scores of all that was tried, on the same held-out values; printed as a table, best first.
+
+    :ivar rows: in the order in which they were tried.
+    :ivar criterion: what scores are: ``"rmse"``, ``"cosine"`` or ``"log_likelihood"``.
+    :ivar chosen: the row that was taken.
+
+    >>> rows = (Row("nearest", score=0.5), Row("coordinates", {"nu": 1.5}, 0.2, 1.0))
+    >>> print(Comparison(rows, "rmse", rows[1]))
+       family       settings  rmse  seconds
+    *  coordinates  nu 1.5     0.2      1.0
+       nearest                 0.5      0.0
+    """
+
+    rows: tuple[Row, ...]
+    criterion: str
+    chosen: Row
+
+    @property
+    def ranked(self) -> list[Row]:
+        """The rows, best first; those without a score last."""
+        sign = -1 if CRITERIA[self.criterion] else 1
+        return sorted(
+            self.rows, key=lambda row: (not math.isfinite(row.score), sign * row.score if math.isfinite(row.score) else 0)
+        )
+
+    def best(self, family: str) -> Row | None:
+        """The best row of a family, or None."""
+        return next((row for row in self.ranked if row.family == family), None)
+
+    def better(self, one: float, two: float) -> bool:
+        """Whether a score is better than another."""
+        return one > two if CRITERIA[self.criterion] else one < two
+
+    def warn_if_useless(self, stacklevel: int = 3) -> None:
+        """Warn where the chosen row is not better than the mean or the nearest known value."""
+        for name, what in (("mean", "the mean"), ("nearest", "the nearest known value")):
+            row = self.best(name)
+            if row is not None and not self.better(self.chosen.score, row.score):
+                warnings.warn(
+                    f"Held-out values are predicted no better than by {what} ({self.criterion} {self.chosen.score:.4g} "
+                    f"against {row.score:.4g}): the inputs say little about the values, or there are too few to tell.",
+                    ModelWarning,
+                    stacklevel=stacklevel,
+                )
+                return
+
+    def __str__(self) -> str:
+        rows = [(*self._cells(row), row is self.chosen or row == self.chosen) for row in self.ranked]
+        widths = [
+            max(len(cells[i]) for cells in [("family", "settings", self.criterion, "seconds"), *(r[:4] for r in rows)])
+            for i in range(4)
+        ]
+
+        def line(mark: str, cells: tuple[str, ...]) -> str:
+            left = "  ".join(cell.ljust(width) for cell, width in zip(cells[:2], widths[:2], strict=True))
+            right = "  ".join(cell.rjust(width) for cell, width in zip(cells[2:4], widths[2:], strict=True))
+            return f"{mark}  {left}  {right}"
+
+        return "\n".join(
+            [line(" ", ("family", "settings", self.criterion, "seconds")), *(line("*" if r[4] else " ", r[:4]) for r in rows)]
+        )
+
+    @staticmethod
+    def _cells(row: Row) -> tuple[str, str, str, str]:
+        return row.family, row.description, f"{row.score:.4g}", f"{row.seconds:.1f}"
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
