@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 # Whether more is better.
-CRITERIA = {"rmse": False, "cosine": True, "log_likelihood": True}
+CRITERIA = {"rmse": False, "cosine": True, "likelihood": True}
 # Rows that no model has, but that one must beat.
 TRIVIAL = ("mean", "nearest")
 
@@ -46,7 +46,7 @@ class Comparison:
     """Scores of all that was tried, on the same held-out values; printed as a table, best first.
 
     :ivar rows: in the order in which they were tried.
-    :ivar criterion: what scores are: ``"rmse"``, ``"cosine"`` or ``"log_likelihood"``.
+    :ivar criterion: what scores are: ``"rmse"``, ``"cosine"`` or ``"likelihood"``, the log marginal likelihood per value.
     :ivar chosen: the row that was taken.
 
     >>> rows = (Row("nearest", score=0.5), Row("coordinates", {"nu": 1.5}, 0.2, 1.0))

@@ -21,24 +21,27 @@ True
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from swing_gp.features.auto import Choice
 from swing_gp.features.grid import least_tol
-from swing_gp.gp.posterior import posterior_of
-from swing_gp.gp.trend import MEANS, Trend, trend_basis
+from swing_gp.gp.trend import MEANS, trend_basis
 from swing_gp.graphs.edges import Gaussian
 from swing_gp.graphs.graph import Graph
 from swing_gp.graphs.implicit import ImplicitGraph
-from swing_gp.graphs.inputs import nodes_of
-from swing_gp.models.selection import RULES, Selection, select
+from swing_gp.models.comparison import ModelWarning
+from swing_gp.models.coordinates import CoordinatePosterior
+from swing_gp.models.graph_posterior import GraphPosterior
+from swing_gp.models.selection import FAMILIES, RULES, Selection, select
 from swing_gp.operators.graph_kernel import graph_kernel
-from swing_gp.operators.preconditioning import LandmarkApproximation
 from swing_gp.operators.walks import Walks
 from swing_gp.series.base import Series
 from swing_gp.utils.validation import check_choice
@@ -46,8 +49,8 @@ from swing_gp.utils.validation import check_choice
 # An error of the kernel acts like noise on a GP. Directions of sums have no scale: where all weights are small, their errors
 # must be smaller still.
 TOL, TOL_OF_SUMS = 1e-4, 1e-10
-# Known nodes whose prior variances the noise is measured by, and columns times nodes that they may take beyond the fewest.
-LEAST_SCALED, MOST_SCALED, SCALE_WORK = 48, 200, 2**20
+# A noise variance over that of the GP with which one has learnt next to nothing.
+MOSTLY_NOISE = 10.0
 
 
 @dataclass(frozen=True)
@@ -81,46 +84,53 @@ class Interpolation:
 
 
 def interpolate(
-    graph: Graph | Tensor,
-    known_idx: Tensor,
-    known_values: Tensor,
+    graph: Graph | Any,
+    known_idx: Any,
+    known_values: Any,
     series: Series | None = None,
     *,
     rule: str = "gp",
     noise: float | None = None,
     criterion: str = "rmse",
     mean: str | None = "constant",
+    families: Sequence[str] | None = None,
     features: str = "auto",
     walks: Walks | None = None,
     tol: float | None = None,
     num_features: int | None = None,
+    time_limit: float | None = None,
     seed: int = 0,
-    progress: bool = False,
+    progress: bool | None = None,
 ) -> Interpolation:
     """Values at all nodes from those at some.
 
     What is not given is chosen by :func:`~swing_gp.models.selection.select` from the known values alone: everything for
-    points, the noise for a graph and a series.
+    points, the noise for a graph and a series. A warning (:class:`~swing_gp.ModelWarning`) names a model that predicts held-out
+    values no better than the mean or the nearest known value, that is mostly noise, or that knows nothing of many nodes.
 
-    :param graph: points, (N, d), for which graph and series are chosen; an implicit graph, which needs a ``series``; or a
-        sparse graph (:class:`~swing_gp.SparseGraph`, :func:`~swing_gp.knn_graph`), for which the series is chosen if it is not
-        given.
+    :param graph: points, (N, d), for which a model is chosen (a tensor, or anything that NumPy takes for an array); an implicit
+        graph, which needs a ``series``; or a sparse graph (:class:`~swing_gp.SparseGraph`, :func:`~swing_gp.knn_graph`), for
+        which the series is chosen if it is not given.
     :param known_idx: ids of the known nodes, (n,), distinct.
-    :param known_values: their values, (n,) or (n, k): normals, colours, scalars.
+    :param known_values: their values, (n,) or (n, k): normals, colours, scalars. Integers become floats.
     :param rule: see above. The GP needs a symmetric positive semi-definite kernel; walks are one with ``sides=2``.
     :param noise: for the GP, the noise variance over the mean prior variance of the known nodes.
     :param criterion: what to choose by: ``"rmse"``, ``"cosine"`` for directions, or for the GP ``"likelihood"``.
     :param mean: for the GP, its mean function: ``"constant"`` or ``"linear"`` in the coordinates, estimated with it by
-        generalised least squares; or None for zero. Take None for directions: then, far from all known nodes and as the noise
-        grows, it points where the paper's rule does.
+        generalised least squares (for GPs on coordinates, a line by ordinary ones); or None for zero. Take None for directions:
+        then, far from all known nodes and as the noise grows, it points where the paper's rule does.
+    :param families: of :func:`~swing_gp.models.selection.select`, to choose among for points; all by default, and only
+        ``"implicit"`` where ``features``, ``walks``, ``tol`` or ``num_features`` are given, which belong to it.
     :param features: as of :func:`~swing_gp.graph_kernel`, and so are ``walks``, ``num_features`` and ``seed``.
     :param tol: relative error of the kernel to aim for; by default 1e-4 for the GP, a tenth of its noise where that is less,
         and 1e-10 for sums; not below 1e-6 for float32 points.
+    :param time_limit: as of :func:`~swing_gp.models.selection.select`, in seconds.
+    :param progress: show progress bars; by default on a terminal, for what takes more than a few seconds.
     """
     check_choice("rule", rule, RULES)
     check_choice("mean", mean, MEANS)
     given = isinstance(graph, Graph)
-    graph = graph if isinstance(graph, Graph) else ImplicitGraph(graph, Gaussian(1.0))
+    graph = graph if isinstance(graph, Graph) else ImplicitGraph(_as_points(graph), Gaussian(1.0))
     known, values = _checked(graph.points, known_idx, known_values)
     graph.shards.refuse("interpolate", "use StreamedGP")
     if isinstance(graph, ImplicitGraph) and given != (series is not None):
@@ -133,37 +143,67 @@ def interpolate(
         raise ValueError("rule='gp' needs a symmetric kernel, and one-sided walks give none: use Walks(sides=2).")
     if rule == "gp":
         graph.check_symmetric("rule='gp'")
+    if families is None:
+        of_kernel = features != "auto" or walks is not None or tol is not None or num_features is not None
+        families = ("implicit",) if of_kernel else FAMILIES
     columns = values.reshape(len(known), -1)
     basis = trend_basis(mean if rule == "gp" else None, graph.points)
+    line = columns.new_zeros(len(graph.points), 1)
+    if mean == "linear" and rule == "gp":
+        line = basis @ torch.linalg.lstsq(basis[known], columns).solution
     selection = None
     if series is None or (rule == "gp" and noise is None):
         selection = select(
             graph if given else graph.points,
             known,
-            columns if mean != "linear" else columns - basis[known] @ torch.linalg.lstsq(basis[known], columns).solution,
+            columns - line[known],
             rule=rule,
             criterion=criterion,
             centered=mean is not None,
+            families=families,
             settings=None if series is None else [(None, series)],
+            time_limit=time_limit,
+            seed=seed,
             progress=progress,
         )
         graph, series = selection.graph, selection.series
         noise = selection.noise if noise is None else noise
-    if series.steep:  # which float32 cannot hold
-        graph = graph.with_tensors(*(tensor.double() for tensor in graph.tensors()))
-        columns, basis = columns.double(), basis.double()
-    if tol is None:
-        tol = max(least_tol(graph), TOL_OF_SUMS if noise is None else max(1e-9, min(TOL, 0.1 * noise)))
-    operator = graph_kernel(graph, series, features=features, walks=walks, tol=tol, num_features=num_features, seed=seed)
-    posterior, unreached = None, 0
+        selection.table.warn_if_useless()
+    assert series is not None
+    if noise is not None and noise > MOSTLY_NOISE:
+        warnings.warn(
+            f"The noise has {noise:.3g} times the variance of the GP: values are mostly noise, or change too fast to be told "
+            "from it.",
+            ModelWarning,
+            stacklevel=2,
+        )
+    posterior: Any = None
+    info, unreached = None, 0
     with torch.no_grad():
-        if noise is not None:
-            posterior = _Posterior(operator, known, columns, basis, noise)
+        if selection is not None and selection.model is not None:
+            assert noise is not None
+            assert selection.amplitude is not None
+            model = selection.model.with_settings({"noise": noise})
+            posterior = CoordinatePosterior(model, known, columns, line.expand(-1, columns.shape[1]), selection.amplitude)
             found = posterior.mean
         else:
-            found, unreached = _weighted(operator, known, columns, normalized=rule == "normalized")
+            if series.steep:  # which float32 cannot hold
+                graph = graph.with_tensors(*(tensor.double() for tensor in graph.tensors()))
+                columns, basis = columns.double(), basis.double()
+            if tol is None:
+                tol = max(least_tol(graph), TOL_OF_SUMS if noise is None else max(1e-9, min(TOL, 0.1 * noise)))
+            operator = graph_kernel(
+                graph, series, features=features, walks=walks, tol=tol, num_features=num_features, seed=seed
+            )
+            info = operator.info
+            if noise is not None:
+                amplitude = None if selection is None else selection.amplitude
+                posterior = GraphPosterior(operator, known, columns, basis, noise, amplitude)
+                found = posterior.mean
+            else:
+                found, unreached = _weighted(operator, known, columns, normalized=rule == "normalized")
     found = found.to(values.dtype).reshape(-1, *values.shape[1:])
-    return Interpolation(found, rule, graph, series, noise, operator.info, selection, unreached, posterior)
+    return Interpolation(found, rule, graph, series, noise, info, selection, unreached, posterior)
 
 
 def _weighted(operator: Any, known: Tensor, columns: Tensor, *, normalized: bool) -> tuple[Tensor, int]:
@@ -179,48 +219,24 @@ def _weighted(operator: Any, known: Tensor, columns: Tensor, *, normalized: bool
     return torch.where(reached, sums / torch.where(reached, weight, 1.0), columns.mean(0)), int((~reached).sum())
 
 
-class _Posterior:
-    """A GP with fixed hyper-parameters: one covariance for all columns of values, and of the basis of their trend."""
-
-    def __init__(self, operator: Any, known: Tensor, columns: Tensor, basis: Tensor, noise: float) -> None:
-        # (N, N), (n,), (n, k), (N, p)
-        self.operator = operator
-        # Without their middle, in units of the largest value: squares in solvers and amplitudes neither overflow nor vanish.
-        self.middle = columns.mean(0) if basis.shape[1] else torch.zeros_like(columns[0])
-        largest = (columns - self.middle).abs().amax(0)
-        self.unit = torch.where(largest > 0, largest, 1.0)  # (k,)
-        self.values = (columns - self.middle) / self.unit
-        self.landmarks = LandmarkApproximation(operator.graph, operator.series)
-        points = operator.graph.points
-        self.nodes, seen = nodes_of(points, torch.arange(len(points))), nodes_of(points, known)
-        prior = operator.covariance(seen, seen, self.landmarks)
-        number = max(LEAST_SCALED, min(MOST_SCALED, SCALE_WORK // len(points)))
-        sample = torch.randperm(len(known), generator=torch.Generator().manual_seed(0))[:number]
-        scale = operator.covariance(seen[sample], seen[sample], self.landmarks).diagonal().mean()
-        self.cross = operator.covariance(self.nodes, seen, self.landmarks)
-        both = torch.cat([self.values, basis[known]], -1)  # (n, k + p): one solve for all of them
-        found = posterior_of(prior.add_diagonal(noise * scale), both.mT.contiguous(), self.cross)
-        assert found is not None
-        self.posterior = found
-        solved_values, solved_basis = found.weights.mT.tensor_split([columns.shape[1]], -1)
-        means, of_basis = found.mean(self.cross).mT.tensor_split([columns.shape[1]], -1)
-        self.rest, self.trend = basis - of_basis, Trend.of(basis[known], solved_basis, self.values)
-        self.mean = self.trend.mean(means, self.rest) * self.unit + self.middle  # (N, k)
-        left = solved_values - solved_basis @ self.trend.coefficients.to(solved_basis.dtype)
-        self.amplitude = (self.values * left).mean(0)  # under which each column is likeliest
-
-    @torch.no_grad()
-    def std(self, shape: torch.Size) -> Tensor:
-        """The covariance times the amplitude of each column."""
-        test = self.operator.covariance(self.nodes, self.nodes, self.landmarks)
-        variance = self.posterior.covariance(test, self.cross).diagonal().reshape(-1, len(self.nodes))[0].clamp_min(0)
-        variance = variance + self.trend.variance(self.rest).to(variance.dtype)
-        return ((variance.unsqueeze(-1) * self.amplitude.clamp_min(0)).sqrt() * self.unit).reshape(shape)
+def _as_points(points: Any) -> Tensor:
+    return points if torch.is_tensor(points) else torch.as_tensor(_as_array("graph", points))
 
 
-def _checked(points: Tensor, known: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+def _as_array(name: str, values: Any) -> np.ndarray:
+    """Lists, arrays of NumPy and pandas, whatever their strides; integers become floats."""
+    array = np.asarray(values)
+    if array.dtype == object or array.dtype.kind not in "biuf":
+        raise TypeError(f"{name} must hold numbers, got {array.dtype}.")
+    return np.array(array, dtype=array.dtype if array.dtype in (np.float32, np.float64) else np.float64, order="C")
+
+
+def _checked(points: Tensor, known: Any, values: Any) -> tuple[Tensor, Tensor]:
     """Ids and values, or an error that says what is wrong with them."""
-    known, values = torch.as_tensor(known), torch.as_tensor(values)
+    known = torch.as_tensor(known if torch.is_tensor(known) else np.array(known))
+    values = values if torch.is_tensor(values) else torch.as_tensor(_as_array("known_values", values))
+    if not values.is_floating_point() and not values.is_complex():
+        values = values.double()
     if known.dtype not in (torch.int64, torch.int32) or known.dim() != 1 or known.numel() == 0:
         raise ValueError(
             f"known_idx must be a non-empty vector of node ids, got {known.dtype} of shape {tuple(known.shape)}; for a mask "

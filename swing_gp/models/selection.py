@@ -1,40 +1,51 @@
-r"""Choosing lengthscale, series and noise from the known values alone.
+r"""Choosing a model from the known values alone: one that predicts held-out values best, held out as the task has it.
 
-Every known node is left out in turn and predicted from the others: with the covariance A = K + noise of the known nodes the
-GP's prediction without node i is :math:`y_i - [A^{-1} y]_i / [A^{-1}]_{ii}`, and the rule of the paper leaves out one term of
-its sum. So a whole grid of settings is scored without a single refit. Kernels are local: on large graphs the scores come from
-a few patches, boxes with all their known and unknown nodes, so that densities are the true ones. Nothing larger than a patch is
-ever dense.
+Candidates are of four families:
+
+=================  =====================================================================================================
+``"coordinates"``  a plain Matérn GP on the coordinates, conditioned on the nearest known values where they are many
+``"extended"``     the same on coordinates that a graph of nearest neighbours extends
+``"neighbors"``    Matérn kernels of that graph, in precision form: any range
+``"implicit"``     diffusion, and on small graphs the logarithmic Laplacian, on a graph of Gaussian weights
+=================  =====================================================================================================
+
+Known values are held out so that their distances to kept ones are distributed like those of the unknown nodes
+(:mod:`~swing_gp.models.folds`), on all of a small graph and on parts of a large one (:mod:`~swing_gp.models.regions`). The
+first two families learn their hyper-parameters from likelihoods and are then refined by scores, the others are searched.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import scipy.sparse.csgraph
 import torch
 from torch import Tensor
 
-from swing_gp.graphs.edges import EdgeFunction, Gaussian
+from swing_gp.gp.manifold import EDGES, LOW_DIM
+from swing_gp.graphs.edges import Gaussian
 from swing_gp.graphs.graph import Graph
 from swing_gp.graphs.implicit import ImplicitGraph
+from swing_gp.graphs.nearest import knn_graph
 from swing_gp.graphs.spacing import neighbor_distance
-from swing_gp.operators.exact import ExactSpectrum
+from swing_gp.models.comparison import CRITERIA, Comparison, Row
+from swing_gp.models.coordinates import CoordinateGP, fit_coordinates
+from swing_gp.models.graph_grid import Score, Setting, best_of_grid, descend, held_out_amplitude, solved_score
+from swing_gp.models.neighbors import NeighborSearch
+from swing_gp.models.regions import WIDE, regions_of
+from swing_gp.operators.diffusion_coordinates import DiffusionCoordinates, diffusion_coordinates
 from swing_gp.series.base import Series
-from swing_gp.series.families import Diffusion, Matern
+from swing_gp.series.families import Diffusion, Matern, OneStep
 from swing_gp.series.log_matern import LogMatern
 from swing_gp.utils.progress import progress_bar
 from swing_gp.utils.validation import check_choice
 
-CRITERIA = ("rmse", "cosine", "likelihood")
 RULES = ("gp", "paper", "normalized")
-# Graphs of up to this many nodes are seen whole, larger ones through this many patches of at most so many nodes.
-WHOLE, PATCHES, PATCH = 1000, 12, 600
+FAMILIES = ("coordinates", "extended", "neighbors", "implicit")
 # Lengthscales are in units of the distance to the sixth neighbour, about the spacing of a surface.
 NEIGHBOR = 6
 SHORT, LONG = (0.35, 0.5, 0.7, 1.0, 1.5), (1.0, 2.0, 4.0, 6.0, 9.0)
@@ -44,34 +55,57 @@ NOISES = (1e-6, 1e-4, 1e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0)
 NOISES_IF_LARGE = (1e-2, 3e-2, 1e-1, 3e-1, 1.0)
 # From here on a graph is too large for eigenvalues, and lists want short lengthscales.
 LARGE = 2000
-
-# An edge function, or None for a graph that has its weights already.
-Setting = tuple[EdgeFunction | None, Series]
+# Nearest neighbours of the graph, and the smoothness and range of its kernels. Ranges are in steps along edges.
+NEIGHBORS, NUS, KAPPAS = 10, (1.0, 1.5, 2.0, 3.0), (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
+NOISES_OF_MATERN = (1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0)
+# Eigenpairs, and beyond how many nodes they take longer than all else.
+EIGENPAIRS, MOST_EXTENDED = 60, 20_000
+# Settings that a search in wide gaps may try for one smoothness, and one that refines.
+SOLVES, REFINED = 12, 24
+# How close half a power less must come for the one between to be tried.
+CLOSE = 1.1
+# Held-out values from which on scores tell settings apart, not chance.
+ENOUGH = 100
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The best of a grid of settings.
+    """What predicts held-out values best.
 
-    :ivar graph: the points with the chosen lengthscale.
+    :ivar graph: the graph; for the families on coordinates, raw weights between (extended) points, whose one step is the plain
+        covariance.
+    :ivar series: the series.
     :ivar noise: the noise variance over the mean prior variance of the known nodes; None where the rule has none.
-    :ivar score: of the best setting: mean cosine, or minus the RMSE, of left-out nodes, or the log marginal likelihood per
-        value.
-    :ivar criterion: which of these it is.
-    :ivar tried: the number of settings.
+    :ivar table: everything that was tried, with the mean, the nearest known value and the plain Matérn GP beside it.
+    :ivar model: for the families on coordinates, the GP.
+    :ivar amplitude: what the kernel is multiplied by, for every column, (k,), so that squares of held-out residuals are their
+        variances in the mean; None where there is no noise, and for the criterion ``"likelihood"``.
     """
 
     graph: Graph
     series: Series
     noise: float | None
-    score: float
-    criterion: str
-    tried: int
+    table: Comparison
+    model: CoordinateGP | None = None
+    amplitude: Tensor | None = None
+
+    @property
+    def score(self) -> float:
+        """The RMSE or mean cosine of held-out values, or the log marginal likelihood per value."""
+        return self.table.chosen.score
+
+    @property
+    def criterion(self) -> str:
+        return self.table.criterion
+
+    @property
+    def tried(self) -> int:
+        return len(self.table.rows)
 
 
 def candidates(points: Tensor) -> list[Setting]:
-    """Edges and series worth trying: short lengthscales with diffusion, for lists, and on small graphs long ones with the
-    logarithmic Laplacian, for which eigenvalues are affordable."""
+    """Gaussian edges and series worth trying: short lengthscales with diffusion, for lists, and on small graphs long ones with
+    the logarithmic Laplacian, for which eigenvalues are affordable."""
     unit = neighbor_distance(points.detach().cpu().numpy(), NEIGHBOR)
     short, long = ([Gaussian(multiple * unit) for multiple in multiples] for multiples in (SHORT, LONG))
     found: list[Setting] = list(itertools.product(short, [Diffusion(time) for time in (1.0, 3.0, 6.0, 12.0, 25.0, 50.0)]))
@@ -81,10 +115,11 @@ def candidates(points: Tensor) -> list[Setting]:
     return found
 
 
-def series_candidates() -> list[Setting]:
-    """Series worth trying on a graph that has its weights: diffusion, and Matern kernels from a few nodes to far."""
-    shapes = itertools.product((1.0, 1.5, 2.0), (1.0, 3.0, 10.0, 30.0))
-    return [(None, Diffusion(time)) for time in (1.0, 3.0, 10.0, 30.0)] + [(None, Matern(*shape)) for shape in shapes]
+def series_candidates(number: int) -> list[Setting]:
+    """Series worth trying on a graph that has its weights: diffusion, and Matérn kernels from a few nodes to all."""
+    ranges = [kappa for kappa in KAPPAS if kappa <= max(10.0, 2 * math.sqrt(number))]
+    diffusion: list[Setting] = [(None, Diffusion(time)) for time in (1.0, 3.0, 10.0, 30.0)]
+    return diffusion + [(None, Matern(nu, kappa)) for nu in NUS for kappa in ranges]
 
 
 @torch.no_grad()
@@ -96,143 +131,266 @@ def select(
     rule: str = "gp",
     criterion: str = "rmse",
     centered: bool = True,
+    families: Sequence[str] = FAMILIES,
     settings: Sequence[Setting] | None = None,
     normalization: str | None = "symmetric",
     noises: Sequence[float] | None = None,
-    progress: bool = False,
+    time_limit: float | None = None,
+    seed: int = 0,
+    progress: bool | None = None,
 ) -> Selection:
-    """The setting under which left-out known values are predicted best, or are likeliest.
+    """The model under which held-out known values are predicted best, or are likeliest.
 
-    :param points: the nodes, (N, d), or a graph.
+    :param points: the nodes, (N, d), or a graph that is to stay as it is.
     :param known: ids of the known nodes, (n,).
     :param values: their values, (n, k). Nothing else is looked at.
     :param rule: which rule will be used: ``"gp"``, ``"paper"`` or ``"normalized"``.
     :param criterion: ``"rmse"``, or ``"cosine"`` where values are directions; for the GP also ``"likelihood"``, with the
-        amplitude that makes it largest.
-    :param centered: for the GP, whether the mean of the known values is its mean; no for directions.
-    :param settings: pairs of an edge function and a series; :func:`candidates` by default. For a graph that is to stay as it
-        is, pairs of None and a series; :func:`series_candidates` by default.
-    :param normalization: as of :class:`~swing_gp.ImplicitGraph`, for points.
-    :param noises: noise variances to try, over the mean prior variance.
-    :param progress: show a progress bar.
+        amplitude that makes it largest. Several columns are in units of their deviations.
+    :param centered: for the GP, whether it has a constant mean; no for directions.
+    :param families: which of the above to try, for points and the GP.
+    :param settings: try only these pairs of an edge function and a series (for a graph, of None and a series).
+    :param normalization: as of :class:`~swing_gp.ImplicitGraph`, for settings.
+    :param noises: noise variances to try with settings, over the mean prior variance.
+    :param time_limit: begin no further family after this many seconds; None for no limit.
+    :param seed: of folds and regions.
+    :param progress: show progress bars; by default on a terminal, for what takes more than a few seconds.
 
     >>> import torch
     >>> from swing_gp.models.selection import select
     >>> x = torch.linspace(0, 1, 200, dtype=torch.float64).unsqueeze(-1)
     >>> best = select(x, torch.arange(0, 200, 5), torch.sin(9 * x[::5]))
-    >>> best.score > -0.01
+    >>> best.score < 0.01
     True
     """
     check_choice("rule", rule, RULES)
-    check_choice("criterion", criterion, CRITERIA if rule == "gp" else CRITERIA[:2])
-    graph, nodes = (points, points.points) if isinstance(points, Graph) else (None, points)
-    if settings is None:
-        settings = candidates(nodes) if graph is None else series_candidates()
-    tried = list(settings)
-    if not tried:
+    check_choice("criterion", criterion, tuple(CRITERIA) if rule == "gp" else ("rmse", "cosine"))
+    for family in families:
+        check_choice("families", family, FAMILIES)
+    if settings is not None and len(settings) == 0:
         raise ValueError("settings must hold at least one pair of an edge function and a series.")
-    unit = float(values.abs().max()) or 1.0  # in which squares neither overflow nor vanish
-    values = values.double() / unit
-    patches = list(_patches(graph, nodes.double(), known, values))
-    if noises is None:
-        noises = NOISES if len(nodes) <= LARGE else NOISES_IF_LARGE
-    options: Sequence[float | None] = noises if rule == "gp" else (None,)
-    totals = np.zeros((len(tried), len(options)))
-    by_edge: dict[EdgeFunction | None, list[int]] = {}  # one decomposition serves all series
-    for position, (edge, _) in enumerate(tried):
-        by_edge.setdefault(edge, []).append(position)
-    offset = values.mean(0) if rule == "gp" and centered else torch.zeros_like(values[0])
-    work = [(patch, edge) for patch in patches for edge in by_edge]
-    for (part, inside, seen), edge in progress_bar(work, "choose") if progress else work:
-        spectrum = ExactSpectrum.of(part if isinstance(part, Graph) else ImplicitGraph(part, _edge(edge), normalization))
-        for position in by_edge[edge]:
-            covariance = spectrum.kernel(tried[position][1], inside)
-            totals[position] += len(inside) * np.array(_scores(covariance, seen, offset, rule, criterion, options))
-    totals /= sum(len(inside) for _, inside, _ in patches)
-    totals = np.where(np.isfinite(totals), totals, -np.inf)
-    best = float(totals.max())
-    position, option = (int(i) for i in np.unravel_index(int(totals.argmax()), totals.shape))
-    edge, series = tried[position]
-    graph = ImplicitGraph(nodes, _edge(edge), normalization) if graph is None else graph
-    score = {"rmse": best * unit, "likelihood": best - math.log(unit)}.get(criterion, best)
-    return Selection(graph, series, options[option], score, criterion, totals.size)
+    search = _Search(points, known, values, rule, criterion, centered, seed, progress)
+    if settings is None and isinstance(points, Graph):
+        settings = series_candidates(points.num_nodes)
+    if settings is not None or rule != "gp" or criterion == "likelihood":
+        search.grid("graph", candidates(search.points) if settings is None else settings, noises, normalization)
+        return search.best()
+    start = time.perf_counter()
+    for family in FAMILIES:
+        if family in families and (time_limit is None or time.perf_counter() - start < time_limit or not search.found):
+            getattr(search, family)()
+    return search.best()
 
 
-def _patches(
-    graph: Graph | None, points: Tensor, known: Tensor, values: Tensor
-) -> Iterator[tuple[Tensor | Graph, Tensor, Tensor]]:
-    """Points or graphs, and which of their nodes are known with which values: all, or a few neighbourhoods."""
-    place = torch.full((len(points),), -1, dtype=torch.long)
-    place[known] = torch.arange(len(known))
-    everything = torch.arange(len(points))
-    boxes = [everything]
-    if len(points) > WHOLE:
-        boxes = list(_boxes(points, everything) if points.shape[1] else _balls(graph, known))
-    order = torch.randperm(len(boxes), generator=torch.Generator().manual_seed(0)).tolist()
-    # Two known nodes at least: one is left out, the other predicts it.
-    useful = [boxes[i] for i in order if int((place[boxes[i]] >= 0).sum()) > 1][:PATCHES]
-    if not useful:
-        raise ValueError(
-            f"{len(known)} known of {len(points):,} nodes are too few to choose settings by: give a graph, a series and noise."
-        )
-    for nodes in useful:
-        inside = place[nodes] >= 0
-        part = points[nodes] if graph is None else graph if len(nodes) == len(points) else graph.subgraph(nodes)
-        yield part, inside.nonzero().squeeze(-1), values[place[nodes][inside]]
+class _Search:
+    """The candidates so far, and what all of them are tried on."""
 
+    def __init__(
+        self,
+        nodes: Tensor | Graph,
+        known: Tensor,
+        values: Tensor,
+        rule: str,
+        criterion: str,
+        centered: bool,
+        seed: int,
+        progress: bool | None,
+    ) -> None:
+        self.nodes, self.known, self.rule, self.criterion, self.centered = nodes, known, rule, criterion, centered
+        self.points = nodes.points if isinstance(nodes, Graph) else nodes
+        self.number, self.progress = len(self.points), progress
+        # In units in which squares neither overflow nor vanish, and columns count alike.
+        size = values.abs().max().double()
+        self.unit = torch.where(size > 0, size, 1.0)
+        if criterion == "rmse" and values.shape[1] > 1:
+            deviations = (values.double() / self.unit).std(0, correction=0)
+            self.unit = self.unit * torch.where(deviations > 0, deviations, 1.0)
+        self.values = values.double() / self.unit
+        self.offset = self.values.mean(0) if rule == "gp" and centered else torch.zeros_like(self.values[0])
+        if len(known) < 2:
+            raise ValueError("One known node is too few to choose settings by: give a graph, a series and noise.")
+        self.regions = regions_of(nodes, known, seed=seed)
+        self.wide = any(len(region.nodes) > WIDE for region in self.regions)
+        self.seed = seed
+        self.found: list[tuple[Row, Callable[[Comparison], Selection]]] = []
+        self.rows: list[Row] = []
+        self.smoothness: dict[float, float] = {}
+        if criterion != "likelihood":
+            self._trivial()
 
-def _edge(edge: EdgeFunction | None) -> EdgeFunction:
-    if edge is None:
-        raise ValueError("settings for points must name an edge function; give a graph to keep its weights.")
-    return edge
+    def add(self, family: str, settings: dict[str, Any], score: float, began: float, make: Callable[..., Any]) -> None:
+        row = Row(family, settings, self._in_units(score), time.perf_counter() - began)
+        self.rows.append(row)
+        self.found.append((row, make))
 
+    def _in_units(self, score: float) -> float:
+        if self.criterion == "cosine":
+            return score
+        unit = float(self.unit) if self.unit.dim() == 0 else 1.0
+        return score - math.log(unit) if self.criterion == "likelihood" else score * unit
 
-def _balls(graph: Any, known: Tensor) -> Iterator[Tensor]:
-    """The nodes that are the fewest steps from a few known ones: what a box is on a graph without coordinates."""
-    matrix = graph.to_scipy()
-    starts = known[torch.randperm(len(known), generator=torch.Generator().manual_seed(0))[:PATCHES]]
-    for start in starts.tolist():
-        order = scipy.sparse.csgraph.breadth_first_order(matrix, start, directed=False, return_predecessors=False)
-        yield torch.from_numpy(np.sort(order[:PATCH]).astype(np.int64))
+    def best(self) -> Selection:
+        sign = -1 if CRITERIA[self.criterion] else 1
+        row, make = min(self.found, key=lambda each: sign * each[0].score if math.isfinite(each[0].score) else math.inf)
+        return make(Comparison(tuple(self.rows), self.criterion, row))
 
+    def _trivial(self) -> None:
+        """What the mean and the nearest known value score."""
+        mean, nearest = Score(self.criterion), Score(self.criterion)
+        for region in self.regions:
+            for held, weights in region.splits:
+                kept = region.kept(held)
+                seen, truth = self.values[region.rows[kept]], self.values[region.rows[held]]
+                mean.add(seen.mean(0).expand_as(truth), truth, weights)
+                if self.points.shape[1]:
+                    ids = region.nodes[region.known]
+                    near = NeighborSearch(self.points[ids[kept]]).nearest(self.points[ids[held]], 1)[:, 0]
+                    nearest.add(seen[near], truth, weights)
+        self.rows.append(Row("mean", {}, self._in_units(mean.value)))
+        if self.points.shape[1]:
+            self.rows.append(Row("nearest", {}, self._in_units(nearest.value)))
 
-def _boxes(points: Tensor, nodes: Tensor) -> Iterator[Tensor]:
-    """Halve the longest side until a box holds no more than a patch; together the boxes hold every node once."""
-    if len(nodes) <= PATCH:
-        yield nodes
-        return
-    inside = points[nodes]
-    axis = int((inside.amax(0) - inside.amin(0)).argmax())
-    for half in nodes[inside[:, axis].argsort()].tensor_split(2):
-        yield from _boxes(points, half)
+    # Matérn GPs on coordinates
 
+    def coordinates(self) -> None:
+        self._on_coordinates("coordinates", None)
 
-def _scores(
-    covariance: Tensor, values: Tensor, offset: Tensor, rule: str, criterion: str, noises: Sequence[float | None]
-) -> list[float]:
-    """Of one setting, for every noise."""
-    if rule != "gp":
-        others = covariance - covariance.diagonal().diag()
-        predicted = others @ values
-        if rule == "normalized":
-            predicted = predicted / others.sum(-1, keepdim=True)
-        return [_score(predicted, values, criterion)]
-    eigenvalues, vectors = torch.linalg.eigh(covariance / covariance.diagonal().mean())
-    rotated = vectors.mT @ (values - offset)
-    scores = []
-    for noise in noises:
-        spectrum = eigenvalues.clamp_min(0) + noise
-        if criterion == "likelihood":
-            amplitude = (rotated.square() / spectrum.unsqueeze(-1)).mean()
-            scores.append(-0.5 * float(amplitude.log() + spectrum.log().mean() + 1 + math.log(2 * math.pi)))
+    def extended(self) -> None:
+        if not 8 <= self.number <= MOST_EXTENDED:
+            return
+        coordinates = self.points.unique(dim=0)
+        if len(coordinates) == self.number:
+            self._on_coordinates("extended", diffusion_coordinates(self.graph, EIGENPAIRS))
+
+    @property
+    def graph(self) -> Graph:
+        """Of nearest neighbours."""
+        if not hasattr(self, "_graph"):
+            density = 1.0 if self.points.shape[1] > LOW_DIM else 0.0
+            self._graph = knn_graph(self.points.detach(), min(NEIGHBORS, self.number - 2), density=density)
+        return self._graph
+
+    def _on_coordinates(self, family: str, coordinates: DiffusionCoordinates | None) -> None:
+        points = self.points.detach().double()
+        points = points - points.mean(0)
+        spread = points.var(0, correction=0).sum().sqrt()
+        points = points / torch.where(spread > 0, spread, 1.0)
+        tried = list(EDGES)
+        if coordinates is not None and self.smoothness:  # what is best on coordinates alone, and what comes second
+            tried = sorted(self.smoothness, key=self.smoothness.__getitem__)[:2]
+        for nu in self._wrapped(tried, family):
+            began = time.perf_counter()
+            with torch.enable_grad():
+                model = fit_coordinates(points, coordinates, nu, self.known, self.values, self.regions, centered=self.centered)
+            model, score = self._refined(model)
+            if coordinates is None:
+                self.smoothness[nu] = -score if CRITERIA[self.criterion] else score
+            self.add(family, model.settings, score, began, lambda table, model=model: self._selection(model, table))
+
+    def _refined(self, model: CoordinateGP) -> tuple[CoordinateGP, float]:
+        """Likelihoods know noise that is Gaussian, and one scale for all values. Where values jump, scores know better."""
+
+        def score(**changes: float) -> float:
+            found, other = Score(self.criterion), model.with_settings(changes)
+            for prediction, rows, weights in other.held_out(self.regions, self.values):
+                found.add(prediction.mean, self.values[rows], weights)
+            return found.value
+
+        tested = sum(int((weights > 0).sum()) for region in self.regions for _, weights in region.splits)
+        if tested < ENOUGH:
+            return model, score()
+        ladders = {"noise": [model.noise * 10**step for step in range(-2, 5)],
+                   "lengthscale": [model.lengthscale * 2**step for step in range(-3, 4)]}  # fmt: skip
+        if model.coordinates is not None:
+            ladders["beta"] = [model.beta * 2**step for step in range(-3, 4)]
+        start = {name: getattr(model, name) for name in ladders}
+        best, value = descend(score, ladders, start, higher=CRITERIA[self.criterion], budget=REFINED)
+        return model.with_settings(best), value
+
+    def _selection(self, model: CoordinateGP, table: Comparison) -> Selection:
+        graph = ImplicitGraph(model.extended().to(self.points), EDGES[model.nu](1.0), None)
+        amplitude = model.amplitude(self.regions, self.values) * self.unit.square()
+        return Selection(graph, OneStep(), model.noise, table, model, amplitude)
+
+    # Kernels of graphs
+
+    def neighbors(self) -> None:
+        if self.number < 8:
+            return
+        if not self.wide:
+            settings = [pair for pair in series_candidates(self.number) if isinstance(pair[1], Matern)]
+            self.grid("neighbors", settings, NOISES_OF_MATERN, graph=self.graph)
+            return
+        basis = self._basis()
+        best, scores = {"kappa": 30.0, "noise": 1e-2}, dict[float, float]()
+
+        def descended(nu: float, budget: int) -> None:
+            nonlocal best
+            began = time.perf_counter()
+
+            def score(kappa: float, noise: float) -> float:
+                return solved_score(self.graph, self.regions, self.values, basis, Matern(nu, kappa), noise, self.criterion)
+
+            ladders = {"kappa": KAPPAS, "noise": NOISES_OF_MATERN}
+            found, value = descend(score, ladders, best, higher=CRITERIA[self.criterion], budget=budget)
+            self._add_matern(nu, found, value, began)
+            scores[nu] = 1 - value if CRITERIA[self.criterion] else value
+            best = found if scores[nu] <= min(scores.values()) else best
+
+        for nu in self._wrapped([2.0, 1.0, 3.0], "neighbors"):
+            descended(nu, SOLVES if nu == 2.0 else SOLVES // 2)
+        if scores[1.0] < CLOSE * scores[2.0]:  # a solve with half a power more costs ten of these
+            descended(1.5, SOLVES // 4)
+
+    def _add_matern(self, nu: float, shape: dict[str, float], score: float, began: float) -> None:
+        series, noise = Matern(nu, shape["kappa"]), shape["noise"]
+        settings = {"series": repr(series), "noise": noise}
+        self.add("neighbors", settings, score, began, lambda table: self._on_graph(self.graph, series, noise, table))
+
+    def _on_graph(self, graph: Graph, series: Series, noise: float | None, table: Comparison) -> Selection:
+        if noise is None or self.criterion == "likelihood":
+            return Selection(graph, series, noise, table)
+        amplitude = held_out_amplitude(graph, series, noise, self.regions, self.values, self._basis())
+        return Selection(graph, series, noise, table, amplitude=amplitude * self.unit.square())
+
+    def _basis(self) -> Tensor:  # (N, 0 or 1)
+        return torch.ones(self.number, 1 if self.centered else 0, dtype=torch.float64)
+
+    def implicit(self) -> None:
+        if not self.wide:
+            self.grid("implicit", candidates(self.points))
+
+    def grid(
+        self,
+        family: str,
+        settings: Sequence[Setting],
+        noises: Sequence[float] | None = None,
+        normalization: str | None = "symmetric",
+        *,
+        graph: Graph | None = None,
+    ) -> None:
+        """The best of settings and noises, in one row."""
+        began = time.perf_counter()
+        if noises is None:
+            noises = NOISES if self.number <= LARGE else NOISES_IF_LARGE
+        options: Sequence[float | None] = noises if self.rule == "gp" else (None,)
+        nodes = self.nodes if graph is None else graph
+        regions = self.regions
+        if self.wide:
+            regions = regions_of(self.nodes, self.known, largest=WIDE, seed=self.seed)
+        position, option, score = best_of_grid(
+            nodes, regions, self.values, settings, options, rule=self.rule, criterion=self.criterion, offset=self.offset,
+            normalization=normalization, wrap=lambda work: self._wrapped(work, family),
+        )  # fmt: skip
+        (edge, series), noise = settings[position], options[option]
+        if isinstance(nodes, Graph):
+            chosen: Graph = nodes
         else:
-            inverse = (vectors.square() / spectrum).sum(-1, keepdim=True)
-            left_out = values - vectors @ (rotated / spectrum.unsqueeze(-1)) / inverse
-            scores.append(_score(left_out, values, criterion))
-    return scores
+            assert edge is not None
+            chosen = ImplicitGraph(nodes, edge, normalization)
+        described: dict[str, Any] = {"series": repr(series)} | ({} if edge is None else {"edge": repr(edge)})
+        described |= {} if noise is None else {"noise": noise}
+        self.add(family, described, score, began, lambda table: self._on_graph(chosen, series, noise, table))
 
-
-def _score(predicted: Tensor, values: Tensor, criterion: str) -> float:
-    if criterion == "cosine":
-        return float(torch.nn.functional.cosine_similarity(predicted, values, dim=-1).mean())
-    return -float((predicted - values).square().mean().sqrt())
+    def _wrapped(self, work: list, description: str) -> Iterable:
+        return progress_bar(work, f"choose: {description}", self.progress)

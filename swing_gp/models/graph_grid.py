@@ -1,0 +1,251 @@
+r"""Scores of graph kernels on held-out known values.
+
+On parts of up to 2,000 nodes kernels come from eigenvalues, so that one decomposition serves all series of a graph, and one of
+the covariance of the known nodes all noises: with :math:`A = K + \sigma^2 I` the GP's prediction of held-out nodes B from all
+others is :math:`y_B - ([A^{-1}]_{BB})^{-1} [A^{-1} y]_B`, and the rules of the paper leave terms out of their sums. On larger
+parts, which wide gaps ask for, every setting is a solve in precision form, and a search goes from setting to neighbour.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from swing_gp.graphs.edges import EdgeFunction
+from swing_gp.graphs.graph import Graph
+from swing_gp.graphs.implicit import ImplicitGraph
+from swing_gp.models.graph_posterior import GraphPosterior
+from swing_gp.models.regions import WHOLE, Region, part_of
+from swing_gp.operators.exact import ExactSpectrum
+from swing_gp.operators.graph_kernel import graph_kernel
+from swing_gp.series.base import Series
+
+# An edge function, or None for a graph that has its weights already.
+Setting = tuple[EdgeFunction | None, Series]
+
+# The error of kernels that are only compared.
+TOL = 1e-3
+# Splits of a region that deviations are calibrated by.
+CALIBRATED = 2
+
+
+class Score:
+    """The weighted mean of a criterion over held-out values, of every second split and of all.
+
+    :param criterion: ``"rmse"`` or ``"cosine"``.
+    """
+
+    def __init__(self, criterion: str) -> None:
+        self.criterion = criterion
+        self.totals, self.weights = np.zeros(2), np.zeros(2)
+
+    def add(self, predicted: Tensor, values: Tensor, weights: Tensor, half: int = 0) -> None:  # (h, k), (h, k), (h,)
+        if self.criterion == "cosine":
+            found = torch.nn.functional.cosine_similarity(predicted, values, dim=-1)
+        else:
+            found = (predicted - values).square().mean(-1)
+        self.totals[half] += float(weights @ found.double())
+        self.weights[half] += float(weights.sum())
+
+    @property
+    def value(self) -> float:
+        return _value(self.totals.sum(), self.weights.sum(), self.criterion)
+
+
+def _value(total: float, weight: float, criterion: str) -> float:
+    if not math.isfinite(total) or not weight > 0:
+        return -math.inf if criterion == "cosine" else math.inf
+    return total / weight if criterion == "cosine" else math.sqrt(total / weight)
+
+
+def cross_fitted(scores: Sequence[Score]) -> tuple[int, float]:
+    """The best of many candidates, and what the best of one half of the splits scores on the other half.
+
+    The best of hundreds is better on the values that it was chosen by than on others. This is what it can be compared by.
+    """
+    criterion = scores[0].criterion
+    sign = -1 if criterion == "cosine" else 1
+    best = int(np.argmin([sign * score.value for score in scores]))
+    total, weight = 0.0, 0.0
+    for half in (0, 1):
+        choosing = [sign * _value(score.totals[half], score.weights[half], criterion) for score in scores]
+        if not scores[0].weights[half] > 0 or not scores[0].weights[1 - half] > 0:  # a single split
+            return best, scores[best].value
+        chosen = scores[int(np.argmin(choosing))]
+        total, weight = total + chosen.totals[1 - half], weight + chosen.weights[1 - half]
+    return best, _value(total, weight, criterion)
+
+
+def best_of_grid(
+    nodes: Tensor | Graph,
+    regions: Sequence[Region],
+    values: Tensor,
+    settings: Sequence[Setting],
+    noises: Sequence[float | None],
+    *,
+    rule: str,
+    criterion: str,
+    offset: Tensor,
+    normalization: str | None = "symmetric",
+    wrap: Callable[[list], Iterable] = iter,
+) -> tuple[int, int, float]:
+    """The places of the best setting and noise, and a score to compare them by with others.
+
+    :param values: known values, (n, k), float64.
+    :param offset: the mean of the GP, (k,).
+    :param wrap: around the list of work, for a progress bar.
+    """
+    by_edge: dict[EdgeFunction | None, list[int]] = {}  # one decomposition serves all series
+    for position, (edge, _) in enumerate(settings):
+        by_edge.setdefault(edge, []).append(position)
+    scores = [[Score(criterion) for _ in noises] for _ in settings]
+    likelihoods = np.zeros((len(settings), len(noises)))
+    for region, edge in wrap([(region, edge) for region in regions for edge in by_edge]):
+        part = part_of(nodes, region.nodes)
+        if not isinstance(part, Graph):
+            if edge is None:
+                raise ValueError("settings for points must name an edge function; give a graph to keep its weights.")
+            part = ImplicitGraph(part.double(), edge, normalization)
+        spectrum, seen = ExactSpectrum.of(part), values[region.rows]
+        for position in by_edge[edge]:
+            covariance = spectrum.kernel(settings[position][1], region.known)
+            if criterion == "likelihood":
+                likelihoods[position] += len(seen) * np.array(_likelihoods(covariance, seen - offset, noises))
+            elif rule == "gp":
+                _held_out_by_gp(covariance, seen, offset, region, noises, scores[position])
+            else:
+                _held_out_by_sums(covariance, seen, region, rule == "normalized", scores[position][0])
+    if criterion == "likelihood":
+        found = np.where(np.isfinite(likelihoods), likelihoods, -np.inf)
+        best, score = int(found.argmax()), float(found.max()) / sum(len(region.known) for region in regions)
+    else:
+        best, score = cross_fitted(list(itertools.chain(*scores)))
+    return best // len(noises), best % len(noises), score
+
+
+def _spectrum(covariance: Tensor) -> tuple[Tensor, Tensor]:
+    eigenvalues, vectors = torch.linalg.eigh(covariance / covariance.diagonal().mean())
+    return eigenvalues.clamp_min(0), vectors
+
+
+def _held_out_by_gp(
+    covariance: Tensor, values: Tensor, offset: Tensor, region: Region, noises: Sequence[Any], scores: list[Score]
+) -> None:
+    eigenvalues, vectors = _spectrum(covariance)
+    rotated = vectors.mT @ (values - offset)
+    for noise, score in zip(noises, scores, strict=True):
+        inverse = 1 / (eigenvalues + noise)
+        for half, (held, weights) in enumerate(region.splits):
+            rows = vectors[held]
+            left = torch.linalg.solve((rows * inverse) @ rows.mT, rows @ (rotated * inverse.unsqueeze(-1)))
+            score.add(values[held] - left, values[held], weights, half % 2)
+
+
+def _held_out_by_sums(covariance: Tensor, values: Tensor, region: Region, normalized: bool, score: Score) -> None:
+    for half, (held, weights) in enumerate(region.splits):
+        kept = region.kept(held)
+        block = covariance[held][:, kept]
+        predicted = block @ values[kept]
+        score.add(predicted / block.sum(-1, keepdim=True) if normalized else predicted, values[held], weights, half % 2)
+
+
+def _likelihoods(covariance: Tensor, values: Tensor, noises: Sequence[Any]) -> list[float]:
+    """Log marginal likelihoods per value, with the amplitude that makes each largest."""
+    eigenvalues, vectors = _spectrum(covariance)
+    rotated, found = vectors.mT @ values, []
+    for noise in noises:
+        spectrum = eigenvalues + noise
+        amplitude = (rotated.square() / spectrum.unsqueeze(-1)).mean()
+        found.append(-0.5 * float(amplitude.log() + spectrum.log().mean() + 1 + math.log(2 * math.pi)))
+    return found
+
+
+def descend(
+    score: Callable[..., float],
+    ladders: Mapping[str, Sequence[float]],
+    start: Mapping[str, float],
+    *,
+    higher: bool,
+    budget: int,
+) -> tuple[dict[str, float], float]:
+    """From setting to neighbouring setting, one ladder after the other, while scores get better.
+
+    :param score: called with one value from each ladder; every setting once.
+    :param ladders: values to choose from, in order. Earlier ones are searched first.
+    :param higher: whether more is better.
+    :param budget: settings to score at most.
+    :return: the best setting and its score.
+
+    >>> descend(lambda x, y: (x - 3) ** 2 + (y - x) ** 2, {"x": range(5), "y": range(5)}, {"x": 0, "y": 0},
+    ...         higher=False, budget=50)
+    ({'x': 3, 'y': 3}, 0)
+    """
+    seen: dict[tuple[float, ...], float] = {}
+
+    def of(setting: dict[str, float]) -> float:
+        key = tuple(setting.values())
+        if key not in seen:
+            seen[key] = score(**setting)
+        return -seen[key] if higher else seen[key]
+
+    best = {name: start[name] for name in ladders}
+    least, moved = of(best), True
+    while moved and len(seen) < budget:
+        moved = False
+        for name, ladder in ladders.items():
+            for step in (1, -1):
+                went = False
+                while 0 <= (place := ladder.index(best[name]) + step) < len(ladder) and len(seen) < budget:
+                    other = {**best, name: ladder[place]}
+                    if not of(other) < least:
+                        break
+                    best, least, moved, went = other, of(other), True, True
+                if went:
+                    break
+    return best, seen[tuple(best.values())]
+
+
+def solved_score(
+    graph: Graph, regions: Sequence[Region], values: Tensor, basis: Tensor, series: Series, noise: float, criterion: str
+) -> float:
+    """The score of one kernel, by a solve in every split of every region.
+
+    :param values: known values, (n, k).
+    :param basis: of the trend, at all nodes, (N, p).
+    """
+    score = Score(criterion)
+    for region in regions:
+        operator = graph_kernel(part_of_graph(graph, region), series, tol=TOL)
+        for held, weights in region.splits:
+            kept = region.kept(held)
+            posterior = GraphPosterior(operator, region.known[kept], values[region.rows[kept]], basis[region.nodes], noise)
+            score.add(posterior.mean[region.known[held]], values[region.rows[held]], weights)
+    return score.value
+
+
+def held_out_amplitude(
+    graph: Graph, series: Series, noise: float, regions: Sequence[Region], values: Tensor, basis: Tensor
+) -> Tensor:  # (k,)
+    """What the kernel is to be multiplied by for squares of held-out residuals to be their variances in the mean."""
+    total, weight = torch.zeros_like(values[0]), 0.0
+    for region in regions:
+        operator = graph_kernel(part_of_graph(graph, region), series, tol=TOL if graph.num_nodes > WHOLE else None)
+        for held, weights in region.splits[:CALIBRATED]:
+            kept, rows = region.kept(held), region.rows
+            posterior = GraphPosterior(operator, region.known[kept], values[rows[kept]], basis[region.nodes], noise)
+            left = posterior.mean[region.known[held]] - values[rows[held]]
+            variance = posterior.variance[region.known[held]] + noise * posterior.scale
+            total, weight = total + weights @ (left.square() / variance.unsqueeze(-1)), weight + float(weights.sum())
+    return total / weight
+
+
+def part_of_graph(graph: Graph, region: Region) -> Graph:
+    part = part_of(graph, region.nodes)
+    assert isinstance(part, Graph)
+    return part

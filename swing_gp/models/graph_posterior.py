@@ -1,0 +1,62 @@
+"""A GP on a graph with fixed hyper-parameters: its mean, and its deviations when they are asked for."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from swing_gp.gp.posterior import posterior_of
+from swing_gp.gp.trend import Trend
+from swing_gp.graphs.inputs import nodes_of
+from swing_gp.operators.preconditioning import LandmarkApproximation
+
+# Known nodes whose prior variances the noise is measured by, and columns times nodes that they may take beyond the fewest.
+LEAST_SCALED, MOST_SCALED, SCALE_WORK = 48, 200, 2**20
+
+
+class GraphPosterior:
+    """A GP with fixed hyper-parameters: one covariance for all columns of values, and of the basis of their trend."""
+
+    def __init__(
+        self, operator: Any, known: Tensor, columns: Tensor, basis: Tensor, noise: float, amplitude: Tensor | None = None
+    ) -> None:
+        # (N, N), (n,), (n, k), (N, p), (k,)
+        self.operator = operator
+        # Without their middle, in units of the largest value: squares in solvers and amplitudes neither overflow nor vanish.
+        self.middle = columns.mean(0) if basis.shape[1] else torch.zeros_like(columns[0])
+        largest = (columns - self.middle).abs().amax(0)
+        self.unit = torch.where(largest > 0, largest, 1.0)  # (k,)
+        self.values = (columns - self.middle) / self.unit
+        self.landmarks = LandmarkApproximation(operator.graph, operator.series)
+        points = operator.graph.points
+        self.nodes, seen = nodes_of(points, torch.arange(len(points))), nodes_of(points, known)
+        prior = operator.covariance(seen, seen, self.landmarks)
+        number = max(LEAST_SCALED, min(MOST_SCALED, SCALE_WORK // len(points)))
+        sample = torch.randperm(len(known), generator=torch.Generator().manual_seed(0))[:number]
+        self.scale = operator.covariance(seen[sample], seen[sample], self.landmarks).diagonal().mean()
+        self.cross = operator.covariance(self.nodes, seen, self.landmarks)
+        both = torch.cat([self.values, basis[known]], -1)  # (n, k + p): one solve for all of them
+        found = posterior_of(prior.add_diagonal(noise * self.scale), both.mT.contiguous(), self.cross)
+        assert found is not None
+        self.posterior = found
+        solved_values, solved_basis = found.weights.mT.tensor_split([columns.shape[1]], -1)
+        means, of_basis = found.mean(self.cross).mT.tensor_split([columns.shape[1]], -1)
+        self.rest, self.trend = basis - of_basis, Trend.of(basis[known], solved_basis, self.values)
+        self.mean = self.trend.mean(means, self.rest) * self.unit + self.middle  # (N, k)
+        left = solved_values - solved_basis @ self.trend.coefficients.to(solved_basis.dtype)
+        likeliest = (self.values * left).mean(0) * self.unit.square()
+        self.amplitude = likeliest if amplitude is None else amplitude.to(likeliest)  # (k,)
+
+    @cached_property
+    def variance(self) -> Tensor:  # (N,)
+        """Of the function at all nodes, for an amplitude of one."""
+        with torch.no_grad():
+            test = self.operator.covariance(self.nodes, self.nodes, self.landmarks)
+            variance = self.posterior.covariance(test, self.cross).diagonal().reshape(-1, len(self.nodes))[0].clamp_min(0)
+            return variance + self.trend.variance(self.rest).to(variance.dtype)
+
+    def std(self, shape: torch.Size) -> Tensor:
+        return (self.variance.sqrt().unsqueeze(-1) * self.amplitude.clamp_min(0).sqrt()).reshape(shape)

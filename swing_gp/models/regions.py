@@ -1,0 +1,152 @@
+"""Where candidates are tried: all of a small graph, or parts of a large one, with known nodes held out as the task has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy.sparse.csgraph
+import scipy.spatial
+import torch
+from torch import Tensor
+
+from swing_gp.graphs.graph import Graph
+from swing_gp.models.folds import Fold, distances_to, task_folds
+
+# Graphs of up to this many nodes are seen whole, larger ones through this many parts of at least so many nodes.
+WHOLE, PARTS, PART = 1000, 12, 600
+# A part reaches so many times as far from its centre as held-out nodes are from kept ones, and has at most so many nodes.
+REACH, LARGEST_PART = 3.0, 15_000
+# Wide gaps make parts large: of more than this many nodes there are only so many.
+WIDE, WIDE_PARTS = 2000, 4
+# Folds, which hold a tenth of the known values each, or so many where that is less.
+FOLDS, SHARE, MOST_HELD = 10, 0.1, 5000
+# Held-out values of a split that are scored at most.
+TESTED = 400
+
+
+@dataclass(frozen=True)
+class Region:
+    """Some nodes, which of them are known, and splits of these.
+
+    :ivar nodes: ids of the nodes, (P,).
+    :ivar known: positions of the known ones among them, (n,).
+    :ivar rows: of the known values, (n,).
+    :ivar splits: pairs of positions in ``known`` that are held out, (h,), and the weights of their scores, (h,).
+    """
+
+    nodes: Tensor
+    known: Tensor
+    rows: Tensor
+    splits: tuple[tuple[Tensor, Tensor], ...]
+
+    def kept(self, held: Tensor) -> Tensor:
+        """Positions in ``known`` of what is left when some are held out."""
+        stays = torch.ones(len(self.known), dtype=torch.bool)
+        stays[held] = False
+        return stays.nonzero().squeeze(-1)
+
+
+def regions_of(nodes: Tensor | Graph, known: Tensor, *, largest: int = LARGEST_PART, seed: int = 0) -> list[Region]:
+    """Regions that together say how well the unknown nodes can be predicted.
+
+    :param nodes: coordinates, (N, d), or a graph.
+    :param known: ids of the known nodes, (n,), at least two.
+    :param largest: the most nodes of a part, even where gaps are wider.
+
+    >>> points = torch.rand(3000, 2, generator=torch.Generator().manual_seed(0))
+    >>> regions = regions_of(points, torch.arange(600))
+    >>> len(regions), len(regions[0].nodes)
+    (12, 600)
+    """
+    number = nodes.num_nodes if isinstance(nodes, Graph) else len(nodes)
+    share = min(SHARE, MOST_HELD / len(known))
+    folds = task_folds(nodes, known, num_folds=min(FOLDS, len(known)), share=share, seed=seed)
+    row = torch.full((number,), -1, dtype=torch.long)
+    row[known] = torch.arange(len(known))
+    if number <= WHOLE:
+        return [_region(nodes, torch.arange(number), row, [(fold, None) for fold in folds])]
+    found = list(_parts(nodes, row, [(fold, distances_to(nodes, fold.kept)) for fold in folds], largest, seed))
+    if not found:
+        raise ValueError(
+            f"{len(known)} known of {number:,} nodes are too few to choose settings by: give a graph, a series and noise."
+        )
+    return found
+
+
+def _parts(
+    nodes: Tensor | Graph, row: Tensor, folds: list[tuple[Fold, Tensor | None]], largest: int, seed: int
+) -> Iterator[Region]:
+    """Balls around held-out nodes: the farthest of a fold from all that is kept, or any, drawn by their weights."""
+    generator = torch.Generator().manual_seed(seed)
+    around = _ball_search(nodes, largest)
+    taken, most = 0, PARTS
+    for turn in range(3 * PARTS):
+        fold, distances = folds[turn % len(folds)]
+        assert distances is not None
+        away = distances[fold.held]
+        weights = torch.where(torch.isfinite(away), fold.weights, 0.0)
+        if taken >= most or float(weights.sum()) <= 0:
+            continue
+        farthest = int(torch.where(torch.isfinite(away), away, -1.0).argmax())
+        inside = around(int(fold.held[farthest]), REACH * float(away[farthest]))
+        if len(inside) <= WIDE:  # no wide gap: anywhere, by the weights of scores
+            place = int(torch.multinomial(weights, 1, generator=generator))
+            inside = around(int(fold.held[place]), REACH * float(away[place]))
+        wide = len(inside) > WIDE  # where a split costs solves, of which there is one a setting
+        region = _region(nodes, inside, row, [folds[turn % len(folds)]] if wide else folds)
+        if region.splits:
+            taken, most = taken + 1, WIDE_PARTS if wide else most
+            yield region
+
+
+def _ball_search(nodes: Tensor | Graph, largest: int) -> Callable[[int, float], Tensor]:
+    """From a centre and a radius to the nodes in that ball, no fewer than a part has."""
+    if isinstance(nodes, Graph) and nodes.dim == 0:
+        matrix: Any = nodes.to_scipy()  # type: ignore[attr-defined]
+
+        def within(center: int, radius: float) -> np.ndarray:
+            hops = scipy.sparse.csgraph.dijkstra(matrix, directed=False, indices=center, unweighted=True)
+            number = min(max(PART, int((hops <= radius).sum())), largest, int(np.isfinite(hops).sum()))
+            return np.argsort(hops, kind="stable")[:number]
+
+    else:
+        points = (nodes.points if isinstance(nodes, Graph) else nodes).detach().double().cpu().numpy()
+        tree = scipy.spatial.cKDTree(points)
+
+        def within(center: int, radius: float) -> np.ndarray:
+            inside = int(tree.query_ball_point(points[center], radius, return_length=True))
+            return tree.query(points[center], min(max(PART, inside), largest, len(points)))[1]
+
+    return lambda center, radius: torch.from_numpy(np.sort(within(center, radius)).astype(np.int64))
+
+
+def _region(nodes: Tensor | Graph, inside: Tensor, row: Tensor, folds: list[Any]) -> Region:
+    known = (row[inside] >= 0).nonzero().squeeze(-1)
+    ids, splits = inside[known], []
+    for fold, distances in folds:
+        weight = torch.zeros(len(row), dtype=torch.float64)
+        weight[fold.held] = fold.weights
+        held = torch.isin(ids, fold.held).nonzero().squeeze(-1)
+        if not 0 < len(held) < len(ids):
+            continue
+        weights = weight[ids[held]]
+        if distances is not None:  # what lies nearer to a known node beyond the region is another task in it
+            kept = torch.isin(ids, fold.held, invert=True)
+            within = distances_to(part_of(nodes, inside), known[kept])[known[held]]
+            weights = torch.where(within <= distances[ids[held]] * (1 + 1e-9), weights, 0.0)
+        if int((weights > 0).sum()) > TESTED:  # enough to tell, and predictions one by one take their time
+            drawn = torch.multinomial(weights, TESTED, generator=torch.Generator().manual_seed(0))
+            weights = torch.zeros_like(weights).index_fill_(0, drawn, float(weights.sum()) / TESTED)
+        if float(weights.sum()) > 0:
+            splits.append((held, weights))
+    return Region(inside, known, row[ids], tuple(splits))
+
+
+def part_of(nodes: Tensor | Graph, inside: Tensor) -> Tensor | Graph:
+    """Some of the nodes: their coordinates, or the graph between them."""
+    if isinstance(nodes, Graph):
+        return nodes if len(inside) == nodes.num_nodes else nodes.subgraph(inside)
+    return nodes[inside]
