@@ -91,12 +91,12 @@ class CoordinateGP:
         )
 
     def amplitude(self, regions: Sequence[Region], values: Tensor) -> Tensor:  # (k,)
-        """The variance of the GP under which squares of held-out residuals are, in the mean, their variances."""
+        """The deviation of the GP with which squares of held-out residuals are, in the mean, their variances."""
         total, weight = torch.zeros_like(values[0]), 0.0
         for prediction, rows, weights in self.held_out(regions, values):
             ratios = (prediction.mean - values[rows]).square() / prediction.variance.unsqueeze(-1)
             total, weight = total + weights @ ratios, weight + float(weights.sum())
-        return total / weight
+        return (total / weight).sqrt()
 
     def held_out(self, regions: Sequence[Region], values: Tensor) -> Iterator[tuple[LocalPrediction, Tensor, Tensor]]:
         """For every split of every region the prediction of held-out values, with noise, their rows and their weights."""
@@ -115,7 +115,7 @@ class CoordinatePosterior:
     :param known: ids of the known nodes, (n,).
     :param values: their values, (n, k).
     :param trend: what is taken off before and added after, (N, k).
-    :param amplitude: the variance of the GP, for every column, (k,).
+    :param amplitude: the deviation of the GP, for every column, (k,).
     """
 
     def __init__(self, model: CoordinateGP, known: Tensor, values: Tensor, trend: Tensor, amplitude: Tensor) -> None:
@@ -126,8 +126,10 @@ class CoordinatePosterior:
         prediction = model.local(extended[known], rest / unit).predict(extended)
         self.mean, self.variance, self.amplitude = prediction.mean * unit + trend, prediction.variance, amplitude
 
+    scale = 1.0  # the prior variance, which the noise is measured by
+
     def std(self, shape: torch.Size) -> Tensor:
-        return (self.variance.sqrt().unsqueeze(-1) * self.amplitude.sqrt()).reshape(shape)
+        return (self.variance.sqrt().unsqueeze(-1) * self.amplitude).reshape(shape)
 
 
 def fit_coordinates(

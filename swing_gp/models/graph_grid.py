@@ -21,7 +21,7 @@ from swing_gp.graphs.edges import EdgeFunction
 from swing_gp.graphs.graph import Graph
 from swing_gp.graphs.implicit import ImplicitGraph
 from swing_gp.models.graph_posterior import GraphPosterior
-from swing_gp.models.regions import WHOLE, Region, part_of
+from swing_gp.models.regions import FOLDS, WHOLE, Region, part_of
 from swing_gp.operators.exact import ExactSpectrum
 from swing_gp.operators.graph_kernel import graph_kernel
 from swing_gp.series.base import Series
@@ -31,55 +31,58 @@ Setting = tuple[EdgeFunction | None, Series]
 
 # The error of kernels that are only compared.
 TOL = 1e-3
+# Held-out values from which on scores tell settings apart, not chance.
+ENOUGH = 100
 # Splits of a region that deviations are calibrated by.
 CALIBRATED = 2
 
 
 class Score:
-    """The weighted mean of a criterion over held-out values, of every second split and of all.
+    """The weighted mean of a criterion over held-out values, with the parts that folds have in it.
 
     :param criterion: ``"rmse"`` or ``"cosine"``.
     """
 
     def __init__(self, criterion: str) -> None:
         self.criterion = criterion
-        self.totals, self.weights = np.zeros(2), np.zeros(2)
+        self.totals, self.weights = np.zeros(FOLDS), np.zeros(FOLDS)
 
-    def add(self, predicted: Tensor, values: Tensor, weights: Tensor, half: int = 0) -> None:  # (h, k), (h, k), (h,)
+    def add(self, predicted: Tensor, values: Tensor, weights: Tensor, fold: int = 0) -> None:  # (h, k), (h, k), (h,)
         if self.criterion == "cosine":
             found = torch.nn.functional.cosine_similarity(predicted, values, dim=-1)
         else:
             found = (predicted - values).square().mean(-1)
-        self.totals[half] += float(weights @ found.double())
-        self.weights[half] += float(weights.sum())
+        self.totals[fold] += float(weights @ found.double())
+        self.weights[fold] += float(weights.sum())
 
     @property
     def value(self) -> float:
-        return _value(self.totals.sum(), self.weights.sum(), self.criterion)
+        return float(_values(self.totals.sum(), self.weights.sum(), self.criterion))
 
 
-def _value(total: float, weight: float, criterion: str) -> float:
-    if not math.isfinite(total) or not weight > 0:
-        return -math.inf if criterion == "cosine" else math.inf
-    return total / weight if criterion == "cosine" else math.sqrt(total / weight)
+def _values(totals: Any, weights: Any, criterion: str) -> np.ndarray:
+    """Means, or their roots; the worst where there is none."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        means = np.asarray(totals / weights)
+    if criterion == "cosine":
+        return np.where(np.isfinite(means), means, -np.inf)
+    return np.sqrt(np.where(np.isfinite(means), means, np.inf))
 
 
 def cross_fitted(scores: Sequence[Score]) -> tuple[int, float]:
-    """The best of many candidates, and what the best of one half of the splits scores on the other half.
+    """The best of many candidates, and the mean score in each fold of what is best in the others.
 
-    The best of hundreds is better on the values that it was chosen by than on others. This is what it can be compared by.
+    On few values the best of hundreds is far better than on others. This is what it can be compared by.
     """
     criterion = scores[0].criterion
-    sign = -1 if criterion == "cosine" else 1
-    best = int(np.argmin([sign * score.value for score in scores]))
-    total, weight = 0.0, 0.0
-    for half in (0, 1):
-        choosing = [sign * _value(score.totals[half], score.weights[half], criterion) for score in scores]
-        if not scores[0].weights[half] > 0 or not scores[0].weights[1 - half] > 0:  # a single split
-            return best, scores[best].value
-        chosen = scores[int(np.argmin(choosing))]
-        total, weight = total + chosen.totals[1 - half], weight + chosen.weights[1 - half]
-    return best, _value(total, weight, criterion)
+    choose = np.argmax if criterion == "cosine" else np.argmin
+    totals, weights = (np.array([getattr(score, name) for score in scores]) for name in ("totals", "weights"))  # (c, FOLDS)
+    best = int(choose(_values(totals.sum(1), weights.sum(1), criterion)))
+    used = np.flatnonzero(weights[0] > 0)
+    if len(used) < 2:
+        return best, scores[best].value
+    chosen = [choose(_values(totals.sum(1) - totals[:, fold], weights.sum(1) - weights[:, fold], criterion)) for fold in used]
+    return best, float(_values(totals[chosen, used].sum(), weights[chosen, used].sum(), criterion))
 
 
 def best_of_grid(
@@ -126,6 +129,8 @@ def best_of_grid(
         best, score = int(found.argmax()), float(found.max()) / sum(len(region.known) for region in regions)
     else:
         best, score = cross_fitted(list(itertools.chain(*scores)))
+        if sum(int((weights > 0).sum()) for region in regions for _, weights in region.splits) >= ENOUGH:
+            score = scores[best // len(noises)][best % len(noises)].value
     return best // len(noises), best % len(noises), score
 
 
@@ -141,18 +146,18 @@ def _held_out_by_gp(
     rotated = vectors.mT @ (values - offset)
     for noise, score in zip(noises, scores, strict=True):
         inverse = 1 / (eigenvalues + noise)
-        for half, (held, weights) in enumerate(region.splits):
+        for fold, (held, weights) in enumerate(region.splits):
             rows = vectors[held]
             left = torch.linalg.solve((rows * inverse) @ rows.mT, rows @ (rotated * inverse.unsqueeze(-1)))
-            score.add(values[held] - left, values[held], weights, half % 2)
+            score.add(values[held] - left, values[held], weights, fold)
 
 
 def _held_out_by_sums(covariance: Tensor, values: Tensor, region: Region, normalized: bool, score: Score) -> None:
-    for half, (held, weights) in enumerate(region.splits):
+    for fold, (held, weights) in enumerate(region.splits):
         kept = region.kept(held)
         block = covariance[held][:, kept]
         predicted = block @ values[kept]
-        score.add(predicted / block.sum(-1, keepdim=True) if normalized else predicted, values[held], weights, half % 2)
+        score.add(predicted / block.sum(-1, keepdim=True) if normalized else predicted, values[held], weights, fold)
 
 
 def _likelihoods(covariance: Tensor, values: Tensor, noises: Sequence[Any]) -> list[float]:
@@ -232,7 +237,7 @@ def solved_score(
 def held_out_amplitude(
     graph: Graph, series: Series, noise: float, regions: Sequence[Region], values: Tensor, basis: Tensor
 ) -> Tensor:  # (k,)
-    """What the kernel is to be multiplied by for squares of held-out residuals to be their variances in the mean."""
+    """What functions are to be multiplied by for squares of held-out residuals to be their variances in the mean."""
     total, weight = torch.zeros_like(values[0]), 0.0
     for region in regions:
         operator = graph_kernel(part_of_graph(graph, region), series, tol=TOL if graph.num_nodes > WHOLE else None)
@@ -242,10 +247,11 @@ def held_out_amplitude(
             left = posterior.mean[region.known[held]] - values[rows[held]]
             variance = posterior.variance[region.known[held]] + noise * posterior.scale
             total, weight = total + weights @ (left.square() / variance.unsqueeze(-1)), weight + float(weights.sum())
-    return total / weight
+    return (total / weight).sqrt()
 
 
 def part_of_graph(graph: Graph, region: Region) -> Graph:
+    """The graph between the nodes of a region, in float64 like the values that are compared."""
     part = part_of(graph, region.nodes)
     assert isinstance(part, Graph)
-    return part
+    return part.with_tensors(*(tensor.double() for tensor in part.tensors()))

@@ -47,7 +47,7 @@ class GraphPosterior:
         self.rest, self.trend = basis - of_basis, Trend.of(basis[known], solved_basis, self.values)
         self.mean = self.trend.mean(means, self.rest) * self.unit + self.middle  # (N, k)
         left = solved_values - solved_basis @ self.trend.coefficients.to(solved_basis.dtype)
-        likeliest = (self.values * left).mean(0) * self.unit.square()
+        likeliest = (self.values * left).mean(0).clamp_min(0).sqrt() * self.unit
         self.amplitude = likeliest if amplitude is None else amplitude.to(likeliest)  # (k,)
 
     @cached_property
@@ -59,4 +59,4 @@ class GraphPosterior:
             return variance + self.trend.variance(self.rest).to(variance.dtype)
 
     def std(self, shape: torch.Size) -> Tensor:
-        return (self.variance.sqrt().unsqueeze(-1) * self.amplitude.clamp_min(0).sqrt()).reshape(shape)
+        return (self.variance.sqrt().unsqueeze(-1) * self.amplitude).reshape(shape)

@@ -28,6 +28,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import scipy.sparse.csgraph
 import torch
 from torch import Tensor
 
@@ -37,6 +38,7 @@ from swing_gp.gp.trend import MEANS, trend_basis
 from swing_gp.graphs.edges import Gaussian
 from swing_gp.graphs.graph import Graph
 from swing_gp.graphs.implicit import ImplicitGraph
+from swing_gp.graphs.sparse import SparseGraph
 from swing_gp.models.comparison import ModelWarning
 from swing_gp.models.coordinates import CoordinatePosterior
 from swing_gp.models.graph_posterior import GraphPosterior
@@ -51,6 +53,8 @@ from swing_gp.utils.validation import check_choice
 TOL, TOL_OF_SUMS = 1e-4, 1e-10
 # A noise variance over that of the GP with which one has learnt next to nothing.
 MOSTLY_NOISE = 10.0
+# The share of the prior variance that is left where nothing is known, and the share of such nodes that is worth a warning.
+UNTOLD, MANY = 0.99, 0.1
 
 
 @dataclass(frozen=True)
@@ -77,10 +81,21 @@ class Interpolation:
 
     @cached_property
     def std(self) -> Tensor:
-        """For the GP, standard deviations of the values at all nodes, of their shape; computed when first asked for."""
-        if self._posterior is None:
-            raise ValueError(f"rule={self.rule!r} has no standard deviations; use rule='gp'.")
+        """For the GP, standard deviations of the function at all nodes, of the shape of the values; computed when first asked
+        for. A new observation has the noise besides: its variance is ``std**2 + noise_std**2``."""
+        self._check_gp("standard deviations")
         return self._posterior.std(self.values.shape).to(self.values.dtype)
+
+    @property
+    def noise_std(self) -> Tensor:
+        """For the GP, the standard deviation of the noise, a number or one for each column."""
+        self._check_gp("noise")
+        found = (self.noise * self._posterior.scale) ** 0.5 * self._posterior.amplitude
+        return found.reshape(self.values.shape[1:]).to(self.values.dtype)
+
+    def _check_gp(self, what: str) -> None:
+        if self._posterior is None:
+            raise ValueError(f"rule={self.rule!r} has no {what}; use rule='gp'.")
 
 
 def interpolate(
@@ -129,7 +144,7 @@ def interpolate(
     """
     check_choice("rule", rule, RULES)
     check_choice("mean", mean, MEANS)
-    given = isinstance(graph, Graph)
+    given, given_series = isinstance(graph, Graph), series is not None
     graph = graph if isinstance(graph, Graph) else ImplicitGraph(_as_points(graph), Gaussian(1.0))
     known, values = _checked(graph.points, known_idx, known_values)
     graph.shards.refuse("interpolate", "use StreamedGP")
@@ -197,12 +212,15 @@ def interpolate(
             )
             info = operator.info
             if noise is not None:
-                amplitude = None if selection is None else selection.amplitude
+                # A kernel that is given has the amplitude that is likeliest, one that is chosen what held-out values say.
+                amplitude = None if selection is None or given_series else selection.amplitude
                 posterior = GraphPosterior(operator, known, columns, basis, noise, amplitude)
                 found = posterior.mean
             else:
                 found, unreached = _weighted(operator, known, columns, normalized=rule == "normalized")
     found = found.to(values.dtype).reshape(-1, *values.shape[1:])
+    if noise is not None:
+        _warn_of_unknown(graph, known, posterior)
     return Interpolation(found, rule, graph, series, noise, info, selection, unreached, posterior)
 
 
@@ -217,6 +235,25 @@ def _weighted(operator: Any, known: Tensor, columns: Tensor, *, normalized: bool
     sums, weight = total[:, :-1], total[:, -1:]
     reached = weight > 1e-12 * weight.abs().max()
     return torch.where(reached, sums / torch.where(reached, weight, 1.0), columns.mean(0)), int((~reached).sum())
+
+
+def _warn_of_unknown(graph: Graph, known: Tensor, posterior: Any) -> None:
+    """Name nodes that no known one says anything about."""
+    number = graph.num_nodes - len(known)
+    if isinstance(posterior, CoordinatePosterior):
+        alone = int((posterior.variance > UNTOLD).sum())
+    elif isinstance(graph, SparseGraph):
+        _, component = scipy.sparse.csgraph.connected_components(graph.to_scipy(), directed=False)
+        alone = int((~np.isin(component, component[known.numpy()])).sum())
+    else:
+        return
+    if alone > MANY * number:
+        warnings.warn(
+            f"{alone:,} of {number:,} unknown nodes lie beyond the reach of every known one: their values are the mean, and "
+            "their deviations those of the prior.",
+            ModelWarning,
+            stacklevel=3,
+        )
 
 
 def _as_points(points: Any) -> Tensor:

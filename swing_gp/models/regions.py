@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,14 +13,16 @@ import torch
 from torch import Tensor
 
 from swing_gp.graphs.graph import Graph
+from swing_gp.graphs.sparse import SparseGraph
 from swing_gp.models.folds import Fold, distances_to, task_folds
 
 # Graphs of up to this many nodes are seen whole, larger ones through this many parts of at least so many nodes.
 WHOLE, PARTS, PART = 1000, 12, 600
 # A part reaches so many times as far from its centre as held-out nodes are from kept ones, and has at most so many nodes.
 REACH, LARGEST_PART = 3.0, 15_000
-# Wide gaps make parts large: of more than this many nodes there are only so many.
-WIDE, WIDE_PARTS = 2000, 4
+# Wide gaps, of more nodes than this (and not only wide beside a denser place), make parts large: of more than so many nodes
+# there are fewer.
+GAP, WIDE, WIDE_PARTS = 50, 2000, 4
 # Folds, which hold a tenth of the known values each, or so many where that is less.
 FOLDS, SHARE, MOST_HELD = 10, 0.1, 5000
 # Held-out values of a split that are scored at most.
@@ -81,7 +83,7 @@ def _parts(
 ) -> Iterator[Region]:
     """Balls around held-out nodes: the farthest of a fold from all that is kept, or any, drawn by their weights."""
     generator = torch.Generator().manual_seed(seed)
-    around = _ball_search(nodes, largest)
+    balls = _HopBalls(nodes) if isinstance(nodes, SparseGraph) and nodes.dim == 0 else _Balls(nodes)
     taken, most = 0, PARTS
     for turn in range(3 * PARTS):
         fold, distances = folds[turn % len(folds)]
@@ -90,37 +92,52 @@ def _parts(
         weights = torch.where(torch.isfinite(away), fold.weights, 0.0)
         if taken >= most or float(weights.sum()) <= 0:
             continue
-        farthest = int(torch.where(torch.isfinite(away), away, -1.0).argmax())
-        inside = around(int(fold.held[farthest]), REACH * float(away[farthest]))
-        if len(inside) <= WIDE:  # no wide gap: anywhere, by the weights of scores
-            place = int(torch.multinomial(weights, 1, generator=generator))
-            inside = around(int(fold.held[place]), REACH * float(away[place]))
-        wide = len(inside) > WIDE  # where a split costs solves, of which there is one a setting
+        place = int(torch.where(torch.isfinite(away), away, -1.0).argmax())
+        center, radius = int(fold.held[place]), float(away[place])
+        number = balls.count(center, REACH * radius)
+        wide = number > WIDE and balls.count(center, radius) > GAP
+        if not wide:  # anywhere, by the weights of scores
+            center = int(fold.held[torch.multinomial(weights, 1, generator=generator)])
+            number = min(balls.count(center, REACH * float(distances[center])), WIDE)
+        inside = balls.nearest(center, min(max(PART, number), largest))
+        # In a wide part a split costs solves: there is one of them.
         region = _region(nodes, inside, row, [folds[turn % len(folds)]] if wide else folds)
         if region.splits:
             taken, most = taken + 1, WIDE_PARTS if wide else most
             yield region
 
 
-def _ball_search(nodes: Tensor | Graph, largest: int) -> Callable[[int, float], Tensor]:
-    """From a centre and a radius to the nodes in that ball, no fewer than a part has."""
-    if isinstance(nodes, Graph) and nodes.dim == 0:
-        matrix: Any = nodes.to_scipy()  # type: ignore[attr-defined]
+class _Balls:
+    """Nodes around a node, by distance."""
 
-        def within(center: int, radius: float) -> np.ndarray:
-            hops = scipy.sparse.csgraph.dijkstra(matrix, directed=False, indices=center, unweighted=True)
-            number = min(max(PART, int((hops <= radius).sum())), largest, int(np.isfinite(hops).sum()))
-            return np.argsort(hops, kind="stable")[:number]
+    def __init__(self, nodes: Tensor | Graph) -> None:
+        self._points = (nodes.points if isinstance(nodes, Graph) else nodes).detach().double().cpu().numpy()
+        self._tree = scipy.spatial.cKDTree(self._points)
 
-    else:
-        points = (nodes.points if isinstance(nodes, Graph) else nodes).detach().double().cpu().numpy()
-        tree = scipy.spatial.cKDTree(points)
+    def count(self, center: int, radius: float) -> int:
+        return int(self._tree.query_ball_point(self._points[center], radius, return_length=True))
 
-        def within(center: int, radius: float) -> np.ndarray:
-            inside = int(tree.query_ball_point(points[center], radius, return_length=True))
-            return tree.query(points[center], min(max(PART, inside), largest, len(points)))[1]
+    def nearest(self, center: int, number: int) -> Tensor:  # (number,), in order
+        found = self._tree.query(self._points[center], min(number, len(self._points)))[1]
+        return torch.from_numpy(np.sort(found).astype(np.int64))
 
-    return lambda center, radius: torch.from_numpy(np.sort(within(center, radius)).astype(np.int64))
+
+class _HopBalls:
+    """The same by steps along a graph that has no coordinates."""
+
+    def __init__(self, graph: SparseGraph) -> None:
+        self._matrix = graph.to_scipy()
+
+    def _hops(self, center: int) -> np.ndarray:
+        return scipy.sparse.csgraph.dijkstra(self._matrix, directed=False, indices=center, unweighted=True)
+
+    def count(self, center: int, radius: float) -> int:
+        return int((self._hops(center) <= radius).sum())
+
+    def nearest(self, center: int, number: int) -> Tensor:
+        hops = self._hops(center)
+        found = np.argsort(hops, kind="stable")[: min(number, int(np.isfinite(hops).sum()))]
+        return torch.from_numpy(np.sort(found).astype(np.int64))
 
 
 def _region(nodes: Tensor | Graph, inside: Tensor, row: Tensor, folds: list[Any]) -> Region:

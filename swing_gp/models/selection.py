@@ -34,7 +34,7 @@ from swing_gp.graphs.nearest import knn_graph
 from swing_gp.graphs.spacing import neighbor_distance
 from swing_gp.models.comparison import CRITERIA, Comparison, Row
 from swing_gp.models.coordinates import CoordinateGP, fit_coordinates
-from swing_gp.models.graph_grid import Score, Setting, best_of_grid, descend, held_out_amplitude, solved_score
+from swing_gp.models.graph_grid import ENOUGH, Score, Setting, best_of_grid, descend, held_out_amplitude, solved_score
 from swing_gp.models.neighbors import NeighborSearch
 from swing_gp.models.regions import WIDE, regions_of
 from swing_gp.operators.diffusion_coordinates import DiffusionCoordinates, diffusion_coordinates
@@ -64,8 +64,6 @@ EIGENPAIRS, MOST_EXTENDED = 60, 20_000
 SOLVES, REFINED = 12, 24
 # How close half a power less must come for the one between to be tried.
 CLOSE = 1.1
-# Held-out values from which on scores tell settings apart, not chance.
-ENOUGH = 100
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,7 @@ class Selection:
     :ivar noise: the noise variance over the mean prior variance of the known nodes; None where the rule has none.
     :ivar table: everything that was tried, with the mean, the nearest known value and the plain Matérn GP beside it.
     :ivar model: for the families on coordinates, the GP.
-    :ivar amplitude: what the kernel is multiplied by, for every column, (k,), so that squares of held-out residuals are their
+    :ivar amplitude: what functions are multiplied by, for every column, (k,), so that squares of held-out residuals are their
         variances in the mean; None where there is no noise, and for the criterion ``"likelihood"``.
     """
 
@@ -309,7 +307,7 @@ class _Search:
 
     def _selection(self, model: CoordinateGP, table: Comparison) -> Selection:
         graph = ImplicitGraph(model.extended().to(self.points), EDGES[model.nu](1.0), None)
-        amplitude = model.amplitude(self.regions, self.values) * self.unit.square()
+        amplitude = model.amplitude(self.regions, self.values) * self.unit
         return Selection(graph, OneStep(), model.noise, table, model, amplitude)
 
     # Kernels of graphs
@@ -351,7 +349,7 @@ class _Search:
         if noise is None or self.criterion == "likelihood":
             return Selection(graph, series, noise, table)
         amplitude = held_out_amplitude(graph, series, noise, self.regions, self.values, self._basis())
-        return Selection(graph, series, noise, table, amplitude=amplitude * self.unit.square())
+        return Selection(graph, series, noise, table, amplitude=amplitude * self.unit)
 
     def _basis(self) -> Tensor:  # (N, 0 or 1)
         return torch.ones(self.number, 1 if self.centered else 0, dtype=torch.float64)

@@ -216,10 +216,11 @@ def test_interpolation(kind, series):
     offset = weights @ truth[known] / weights.sum()  # generalised least squares
     solved = torch.linalg.solve(noisy, torch.cat([(truth[known] - offset).unsqueeze(-1), kernel[known]], -1))
     assert relative(result.values, offset + kernel[:, known] @ solved[:, 0]) < 1e-4
-    amplitude = (truth[known] - offset) @ solved[:, 0] / 100
+    amplitude = result.selection.amplitude.square() if series is None else (truth[known] - offset) @ solved[:, 0] / 100
     of_mean = (1 - kernel[:, known] @ weights).square() / weights.sum()
     variance = ((kernel - kernel[:, known] @ solved[:, 1:]).diagonal() + of_mean) * amplitude
     assert relative(result.std, variance.clamp_min(0).sqrt()) < 1e-3
+    assert result.noise_std == pytest.approx(math.sqrt(result.noise * prior.diagonal().mean() * amplitude), rel=1e-3)
 
 
 @pytest.mark.parametrize("kind", ["sparse", "knn"])

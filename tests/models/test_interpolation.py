@@ -6,6 +6,7 @@ from memory import peak_of
 from oracles import cloud, dense_adjacency, dense_kernel, relative
 
 from swing_gp import Diffusion, Gaussian, ImplicitGraph, LogMatern, RandomWalk, Walks, interpolate
+from swing_gp.models.selection import NOISES
 
 ROUTES = ["auto", "pairwise", "landmarks", "neighbors", "grid"]
 SERIES = [Diffusion(3.0), RandomWalk(3, 1.5)]
@@ -105,7 +106,8 @@ def test_points_alone_have_everything_chosen(dtype):
         assert other.selection is not None
     # the noise alone
     graph = ImplicitGraph(points, Gaussian(0.1))
-    assert interpolate(graph, known, values[known], Diffusion(6.0)).selection.tried == 8
+    chosen = interpolate(graph, known, values[known], Diffusion(6.0))
+    assert chosen.noise in NOISES
 
 
 def test_directions_by_the_papers_rule_and_scale_by_the_others():
@@ -176,7 +178,7 @@ def test_the_logarithmic_laplacian_is_kept_to_its_last_eigenvalue():
         ({"known_idx": torch.tensor([3, 3])}, "known_idx must be distinct"),
         ({"known_values": torch.ones(3)}, r"known_values must have shape \(2,\)"),
         ({"known_values": torch.tensor([1.0, float("nan")])}, "known_values must be finite"),
-        ({"known_values": torch.tensor([1, 2])}, "finite floats"),
+        ({"known_values": torch.tensor([1j, 2])}, "finite floats"),
         ({"rule": "mean"}, "rule must be one of 'gp', 'paper', 'normalized'"),
         ({"noise": -1.0}, "noise must be positive"),
         ({"rule": "paper", "noise": 0.1}, "belongs to rule='gp'"),
