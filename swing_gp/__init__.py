@@ -37,6 +37,7 @@ from swing_gp.graphs.nearest import KNNGraph, knn_graph
 from swing_gp.graphs.sparse import SparseGraph
 from swing_gp.linalg.conjugate_gradients import ConvergenceWarning
 from swing_gp.models.classifier import GraphGPClassifier
+from swing_gp.models.comparison import Comparison, ModelWarning
 from swing_gp.models.interpolation import Interpolation, interpolate
 from swing_gp.models.local_gp import LocalGP, LocalPrediction
 from swing_gp.models.regressor import GraphGPRegressor
@@ -64,13 +65,14 @@ from swing_gp.series.log_matern import LogMatern
 __version__ = "0.1.0"
 
 __all__ = [
-    "AccuracyWarning", "AdjacencyLinearOperator", "Ball", "Choice", "ConvergenceWarning", "DenseFeatures", "Diffusion",
+    "AccuracyWarning", "AdjacencyLinearOperator", "Ball", "Choice", "Comparison", "ConvergenceWarning", "DenseFeatures",
+    "Diffusion",
     "DiffusionCoordinates", "DiffusionKernel", "EdgeFunction", "ErrorEstimate", "FeatureKernelLinearOperator", "FeatureMap",
     "FourierFeatures", "FourierGrid", "GRFLinearOperator", "Gaussian", "GraphGPClassifier", "GraphGPRegressor",
     "GraphKernel", "GridFeatures", "GridKernelLinearOperator", "ImplicitGraph", "Interpolation", "Inverse", "InverseCosine",
     "InverseCosineKernel", "KNNGraph", "LandmarkFeatures", "Laplace", "LocalGP", "LocalPrediction", "LogMatern",
     "LogMaternKernel", "LowRankPlusDiagonal", "ManifoldMaternKernel", "Matern", "Matern12", "Matern32", "Matern52",
-    "MaternGraphKernel", "NeighborFeatures", "OneStep", "OneStepKernel", "PairwiseFeatures", "PositiveFeatures",
+    "MaternGraphKernel", "ModelWarning", "NeighborFeatures", "OneStep", "OneStepKernel", "PairwiseFeatures", "PositiveFeatures",
     "PowerSeries", "PrecisionKernelLinearOperator", "RandomWalk", "RandomWalkKernel", "RegularizedLaplacian",
     "RegularizedLaplacianKernel", "Series", "SeriesLinearOperator", "Solution", "SparseFeatures", "SparseGraph",
     "SpectralEdge", "SpectralEmbedding", "StreamedGP", "StreamedKernel", "StreamedLandmarks", "SwingLinearOperator", "Walks",

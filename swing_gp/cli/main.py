@@ -1,4 +1,4 @@
-"""The command line: ``swing-gp normals``, ``regress`` and ``sharded`` (also ``python -m swing_gp``)."""
+"""The command line: ``swing-gp normals``, ``fill``, ``regress`` and ``sharded`` (also ``python -m swing_gp``)."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from swing_gp.cli import normals, regress, sharded
+from swing_gp.cli import fill, normals, regress, sharded
 from swing_gp.cli.output import UsageError
 from swing_gp.parallel import ShardError
 
-COMMANDS = {"normals": normals, "regress": regress, "sharded": sharded}
+COMMANDS = {"normals": normals, "fill": fill, "regress": regress, "sharded": sharded}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

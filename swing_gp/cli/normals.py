@@ -13,7 +13,7 @@ from scipy.interpolate import NearestNDInterpolator
 from sklearn.preprocessing import normalize
 from torch import Tensor
 
-from swing_gp.cli.output import UsageError, check_options, prepare_folder, print_line, progress_wanted, save_report
+from swing_gp.cli.output import UsageError, check_options, prepare_folder, print_line, print_table, save_report
 from swing_gp.features.auto import NAMES
 from swing_gp.graphs.edges import Gaussian
 from swing_gp.graphs.implicit import ImplicitGraph
@@ -30,9 +30,10 @@ NEIGHBORS = 10
 DESCRIPTION = """\
 Hide the normals of most vertices of a mesh and predict them from the rest.
 
-The vertices are the nodes of an implicit graph; the mesh's own edges are not used. The lengthscale, the series and the noise
-are chosen by how well known vertices that are left out are predicted; masked vertices are never used. --lengthscale fixes the
-lengthscale and the series, --noise the noise as well.
+The vertices are the nodes; the mesh's own edges are not used. The model is chosen by how well known vertices that are held out
+are predicted (Gaussian processes on coordinates, on coordinates that a graph extends, on graphs); masked vertices are never
+used, and the table says what was tried. --lengthscale fixes the lengthscale of an implicit graph and the series, --noise the
+noise as well; --features, --num-features and --tol are for implicit graphs alone.
 
 Writes into DIR:
   normals.ply    the mesh with predicted normals, coloured by the error at masked vertices
@@ -100,8 +101,12 @@ def run(arguments: argparse.Namespace) -> None:
     chosen = _chosen(result)
     noise = "" if result.noise is None else f", noise {result.noise:g}"
     features = "" if result.info is None else f"; features: {result.info.method}"
-    weights = f"{NEIGHBORS} nearest neighbours" if arguments.graph == "knn" else f"lengthscale {chosen['lengthscale']:.4g}"
-    print_line("settings", f"{chosen['series']}, {weights}{noise}{features}")
+    lengthscale = chosen["lengthscale"]
+    weights = f"{NEIGHBORS} nearest neighbours" if lengthscale is None else f"lengthscale {lengthscale:.4g}"
+    if result.selection is None or arguments.lengthscale is not None:
+        print_line("settings", f"{chosen['series']}, {weights}{noise}{features}")
+    else:
+        print_table(result.selection.table)
     print_line("cosine", f"{cosine:.4f} at masked vertices; the nearest known vertex gives {nearest_cosine:.4f}")
     print_line("time", f"{seconds['predict']:.1f} s, memory {memory:.2f} GB")
 
@@ -135,7 +140,7 @@ def nearest_known(vertices: np.ndarray, known: np.ndarray, values: np.ndarray) -
 
 def _interpolate(arguments: argparse.Namespace, points: Tensor, known: Tensor, values: Tensor) -> Interpolation:
     options: dict[str, Any] = {name: getattr(arguments, name) for name in ("rule", "noise", "features", "num_features", "tol")}
-    options |= {"criterion": "cosine", "mean": None, "progress": progress_wanted()}
+    options |= {"criterion": "cosine", "mean": None, "progress": None}
     if arguments.graph == "knn":
         return interpolate(knn_graph(points, NEIGHBORS), known, values[known], **options)
     if arguments.lengthscale is None:
@@ -150,16 +155,23 @@ def _error_colors(degrees: np.ndarray) -> np.ndarray:  # (n, 3) in 0..255
     return np.round((1 - share) * np.array([225, 225, 225]) + share * np.array([150, 0, 20])).astype(np.uint8)
 
 
+def _lengthscale(result: Interpolation) -> float | None:
+    model = None if result.selection is None else result.selection.model
+    if model is not None:
+        return model.lengthscale
+    return float(result.graph.edge.lengthscale) if isinstance(result.graph, ImplicitGraph) else None
+
+
 def _chosen(result: Interpolation) -> dict[str, Any]:
     """The settings that were given or chosen, for the report."""
     info, best = result.info, result.selection
-    criterion = "" if best is None else f"{best.criterion} of left-out known vertices"
+    criterion = "" if best is None else f"{best.criterion} of held-out known vertices"
     return {
         "rule": result.rule,
         "series": repr(result.series),
         "graph": repr(result.graph),
-        "lengthscale": float(result.graph.edge.lengthscale) if isinstance(result.graph, ImplicitGraph) else None,
+        "lengthscale": _lengthscale(result),
         "noise": result.noise,
         "features": None if info is None else {"method": info.method, "why": info.reason},
-        "selection": None if best is None else {"criterion": criterion, "score": best.score, "tried": best.tried},
+        "selection": None if best is None else {"criterion": criterion, "score": best.score, "table": best.table.records()},
     }

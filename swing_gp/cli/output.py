@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from swing_gp.models.comparison import Comparison
 from swing_gp.utils.files import whole_file
 
 
@@ -40,6 +41,12 @@ def prepare_folder(path: Path) -> Path:
 
 def print_line(label: str, text: str) -> None:
     print(f"{label:<9} {text}", flush=True)
+
+
+def print_table(table: Comparison) -> None:
+    """What was tried, with a label beside its first line."""
+    for number, line in enumerate(str(table).splitlines()):
+        print_line("" if number else "tried", line)
 
 
 def save_report(path: Path, content: dict[str, Any]) -> None:

@@ -9,11 +9,12 @@ import numpy as np
 from scipy.stats import norm
 from sklearn.preprocessing import normalize
 
+from swing_gp.io.fields import Field
 from swing_gp.io.meshes import Mesh
 from swing_gp.utils.files import whole_file
 
 __all__ = [
-    "angles_between", "draw_mesh", "map_picture", "normal_colors", "normals_picture", "regression_picture",
+    "angles_between", "draw_mesh", "field_picture", "map_picture", "normal_colors", "normals_picture", "regression_picture",
     "require_matplotlib", "save_figure", "view_directions",
 ]  # fmt: skip
 
@@ -184,6 +185,30 @@ def map_picture(
         axes.set(title=caption, xlabel=names[0], ylabel=names[1])
         axes.title.set_fontsize(10)
         if spans.min() > 0.2 * spans.max():  # places, not two quantities of different units
+            axes.set_aspect("equal")
+    figure.suptitle(title, fontsize=11)
+    save_figure(figure, path)
+
+
+def field_picture(path: str | os.PathLike, field: Field, filled: np.ndarray, std: np.ndarray, *, title: str) -> None:
+    """Draw a field with its gaps, without them, and the standard deviations."""
+    spans = np.ptp(field.x), np.ptp(field.y)
+    alike = min(spans) > 0.2 * max(spans)  # places, not two quantities of different units
+    wide = float(np.clip(spans[0] / spans[1], 0.5, 2.5)) if alike else 1.3
+    figure = _figure(min(18.0, 3 * (3.6 * wide + 0.9)), min(18.0, 3 * (3.6 * wide + 0.9)) / (3 * wide + 0.8) + 0.7)
+    panels = figure.subplots(1, 3, sharex=True, sharey=True)
+    low, high = np.nanpercentile(filled, [0.5, 99.5])
+    looks: list[tuple[str, np.ndarray, dict[str, Any]]] = [
+        (f"{field.name}, with gaps", field.values, {"cmap": "viridis", "vmin": low, "vmax": high}),
+        ("filled", filled, {"cmap": "viridis", "vmin": low, "vmax": high}),
+        ("standard deviation", std, {"cmap": "cividis"}),
+    ]
+    for axes, (caption, values, look) in zip(panels, looks, strict=True):
+        axes.set_facecolor("0.85")  # gaps
+        mesh = axes.pcolormesh(field.x, field.y, np.ma.masked_invalid(values), shading="nearest", rasterized=True, **look)
+        figure.colorbar(mesh, ax=axes, shrink=0.85)
+        axes.set_title(caption, fontsize=10)
+        if alike:
             axes.set_aspect("equal")
     figure.suptitle(title, fontsize=11)
     save_figure(figure, path)

@@ -65,7 +65,7 @@ def _is_number(cell: object) -> bool:
 
 def _read_csv(path: Path) -> list[tuple[str, np.ndarray]]:
     try:
-        separator = _separator(path)
+        separator = separator_of(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # about an empty file, which is refused by the caller
             # Cells stay Python strings: with dtype=str, every cell would take the memory of the longest one.
@@ -83,7 +83,7 @@ def _read_csv(path: Path) -> list[tuple[str, np.ndarray]]:
     return columns
 
 
-def _separator(path: Path) -> str:
+def separator_of(path: Path) -> str:
     """Of the first line that is not blank, what it has most of outside quotes."""
     with path.open(encoding="utf-8-sig") as file:
         line = next((line for line in file if line.strip()), "")

@@ -109,5 +109,13 @@ class Comparison:
     def _cells(row: Row) -> tuple[str, str, str, str]:
         return row.family, row.description, f"{row.score:.4g}", f"{row.seconds:.1f}"
 
+    def records(self) -> list[dict[str, Any]]:
+        """The rows as plain dictionaries, best first; scores that are no number are None."""
+        return [
+            {"family": row.family, "settings": dict(row.settings), "score": row.score if math.isfinite(row.score) else None,
+             "seconds": row.seconds, "chosen": row == self.chosen}
+            for row in self.ranked
+        ]  # fmt: skip
+
     def __iter__(self) -> Iterator[Row]:
         return iter(self.rows)

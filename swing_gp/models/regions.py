@@ -22,11 +22,11 @@ WHOLE, PARTS, PART = 1000, 12, 600
 REACH, LARGEST_PART = 3.0, 15_000
 # Wide gaps, of more nodes than this (and not only wide beside a denser place), make parts large: of more than so many nodes
 # there are fewer.
-GAP, WIDE, WIDE_PARTS = 50, 2000, 4
+GAP, WIDE, WIDE_PARTS = 50, 2000, 3
 # Folds, which hold a tenth of the known values each, or so many where that is less.
 FOLDS, SHARE, MOST_HELD = 10, 0.1, 5000
 # Held-out values of a split that are scored at most.
-TESTED = 400
+TESTED = 250
 
 
 @dataclass(frozen=True)

@@ -61,9 +61,9 @@ NOISES_OF_MATERN = (1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0)
 # Eigenpairs, and beyond how many nodes they take longer than all else.
 EIGENPAIRS, MOST_EXTENDED = 60, 20_000
 # Settings that a search in wide gaps may try for one smoothness, and one that refines.
-SOLVES, REFINED = 12, 24
-# How close half a power less must come for the one between to be tried.
-CLOSE = 1.1
+SOLVES, REFINED = 10, 16
+# How level the powers on both sides must be for the one between to be tried.
+CLOSE = 1.03
 
 
 @dataclass(frozen=True)
@@ -336,9 +336,9 @@ class _Search:
             best = found if scores[nu] <= min(scores.values()) else best
 
         for nu in self._wrapped([2.0, 1.0, 3.0], "neighbors"):
-            descended(nu, SOLVES if nu == 2.0 else SOLVES // 2)
+            descended(nu, SOLVES if nu == 2.0 else SOLVES // 2 if nu == 1.0 else SOLVES // 3)
         if scores[1.0] < CLOSE * scores[2.0]:  # a solve with half a power more costs ten of these
-            descended(1.5, SOLVES // 4)
+            descended(1.5, SOLVES // 3)
 
     def _add_matern(self, nu: float, shape: dict[str, float], score: float, began: float) -> None:
         series, noise = Matern(nu, shape["kappa"]), shape["noise"]

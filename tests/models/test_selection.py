@@ -146,7 +146,7 @@ def test_regions_test_what_the_task_asks(gap):
     regions = regions_of(points, known)
     unknown = distances_to(points, known)
     unknown = unknown[unknown > 0]
-    assert (len(regions), any(len(region.nodes) > WIDE for region in regions)) == ((PARTS, False) if gap == 0 else (4, True))
+    assert (len(regions), any(len(region.nodes) > WIDE for region in regions)) == ((PARTS, False) if gap == 0 else (3, True))
     for region in regions:
         inside = points[region.nodes]
         assert torch.equal(known[region.rows], region.nodes[region.known])
