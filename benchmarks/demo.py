@@ -49,8 +49,7 @@ def main() -> int:
     for mesh in (terrain(), knotted_tube()):
         jobs.append(["normals", str(save(mesh, out / "data")), "--out", str(out / mesh.name)])
     columns = ["--x", "east_km,north_km", "--y", "elevation_m"]
-    model = ["--kernel", "log_matern", "--num-features", "512", "--steps", "60"]
-    jobs.append(["regress", str(sites(out / "data")), *columns, *model, "--out", str(out / "sites")])
+    jobs.append(["regress", str(sites(out / "data")), *columns, "--out", str(out / "sites")])
     for job in jobs:
         print(f"\n$ swing-gp {' '.join(job)}", flush=True)
         if code := swing_gp(job):

@@ -66,9 +66,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AccuracyWarning", "AdjacencyLinearOperator", "Ball", "Choice", "Comparison", "ConvergenceWarning", "DenseFeatures",
-    "Diffusion",
-    "DiffusionCoordinates", "DiffusionKernel", "EdgeFunction", "ErrorEstimate", "FeatureKernelLinearOperator", "FeatureMap",
-    "FourierFeatures", "FourierGrid", "GRFLinearOperator", "Gaussian", "GraphGPClassifier", "GraphGPRegressor",
+    "Diffusion", "DiffusionCoordinates", "DiffusionKernel", "EdgeFunction", "ErrorEstimate", "FeatureKernelLinearOperator",
+    "FeatureMap", "FourierFeatures", "FourierGrid", "GRFLinearOperator", "Gaussian", "GraphGPClassifier", "GraphGPRegressor",
     "GraphKernel", "GridFeatures", "GridKernelLinearOperator", "ImplicitGraph", "Interpolation", "Inverse", "InverseCosine",
     "InverseCosineKernel", "KNNGraph", "LandmarkFeatures", "Laplace", "LocalGP", "LocalPrediction", "LogMatern",
     "LogMaternKernel", "LowRankPlusDiagonal", "ManifoldMaternKernel", "Matern", "Matern12", "Matern32", "Matern52",

@@ -15,18 +15,20 @@ from swing_gp.cli.output import UsageError, check_options, prepare_folder, print
 from swing_gp.features.auto import NAMES
 from swing_gp.io.pictures import map_picture, regression_picture, require_matplotlib
 from swing_gp.io.tables import TableError, load_table, save_table
-from swing_gp.models.regressor import KERNELS, GraphGPRegressor
+from swing_gp.models.graph_gp import KERNELS
+from swing_gp.models.regressor import FAMILIES, GraphGPRegressor
 from swing_gp.utils.memory import peak_gigabytes
 
 DESCRIPTION = """\
-Gaussian process regression on a table, with a graph kernel on its inputs.
+Gaussian process regression on a table. The kernel is chosen by held-out values among Matern kernels on the inputs, on inputs
+that a graph of all rows extends, and on the graph alone; what was tried is printed.
 
 Rows without a target are predicted; they are nodes of the graph. A share of the rows with a target is held out to score the
 predictions and the coverage of the intervals.
 
 Writes into DIR:
   predictions.csv  for every row of the table: inputs, targets, use (train, held out, ...), mean and standard deviation
-  regression.png   predictions against held-out values, calibration, training
+  regression.png   predictions against held-out values, calibration, what was tried
   map.png          where there are two inputs: predictions, their deviations, errors at held-out rows
   report.json      scores, settings, times and memory
   model.pt         the model, for GraphGPRegressor.load
@@ -34,7 +36,7 @@ Writes into DIR:
 EXAMPLES = """\
 examples:
   swing-gp regress sites.csv --x lon,lat,height --y gravity --out out
-  swing-gp regress plant.npz --x AT,V,AP,RH --y PE_MW --ard --steps 60 --out out
+  swing-gp regress plant.npz --x AT,V,AP,RH --y PE_MW --kernel log_matern --ard --steps 60 --out out
 
 exit codes: 0 done, 1 the table or the folder cannot be used, 2 wrong arguments
 """
@@ -47,12 +49,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--x", required=True, metavar="A,B,C", help="the columns that are inputs")
     parser.add_argument("--y", required=True, metavar="T", help="the column to predict; several (T,U) share one model")
     parser.add_argument("--holdout", type=float, default=0.2, metavar="SHARE", help="share of targets held out (%(default)s)")
-    parser.add_argument("--kernel", choices=tuple(KERNELS), help="(log_matern with landmarks, else diffusion)")
+    parser.add_argument("--kernel", choices=(*FAMILIES, *KERNELS), default="auto",
+                        help="the best on held-out values, a Matern kernel, or a graph kernel (%(default)s)")  # fmt: skip
+    parser.add_argument("--scaling", choices=("auto", "global", "columns"), default="auto",
+                        help="divide the inputs by one number, or each by its deviation (%(default)s)")  # fmt: skip
     parser.add_argument("--graph", choices=("implicit", "knn"), default="implicit",
-                        help="Gaussian weights, or nearest neighbours (%(default)s)")  # fmt: skip
-    parser.add_argument("--features", choices=NAMES, default="landmarks", help="how the weights are computed (%(default)s)")
-    parser.add_argument("--num-features", type=int, metavar="N", help="how many landmarks (256)")
-    parser.add_argument("--ard", action="store_true", help="one lengthscale per column")
+                        help="of a graph kernel: Gaussian weights, or nearest neighbours (%(default)s)")  # fmt: skip
+    parser.add_argument("--features", choices=NAMES, default="landmarks",
+                        help="of a graph kernel: how the weights are computed (%(default)s)")  # fmt: skip
+    parser.add_argument("--num-features", type=int, metavar="N", help="of a graph kernel: how many landmarks (256)")
+    parser.add_argument("--ard", action="store_true", default=None, help="one lengthscale per column (where it is likelier)")
     parser.add_argument("--steps", type=int, default=100, help="of training, at most (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the held-out rows and the landmarks (%(default)s)")
 
@@ -77,7 +83,8 @@ def run(arguments: argparse.Namespace) -> None:
                f"{without_target:,} without a target, {int((~usable).sum()):,} without inputs")  # fmt: skip
 
     start = time.perf_counter()
-    options = {name: getattr(arguments, name) for name in ("kernel", "graph", "features", "num_features", "ard", "seed")}
+    names = ("kernel", "scaling", "graph", "features", "num_features", "ard")
+    options = {name: getattr(arguments, name) for name in names} | {"random_state": arguments.seed}
     model = GraphGPRegressor(**options, max_steps=arguments.steps, progress=progress_wanted())
     model.fit(x[train], y[train, 0] if len(targets) == 1 else y[train], X_unlabeled=x[rest])
     fitted = time.perf_counter()
@@ -87,6 +94,7 @@ def run(arguments: argparse.Namespace) -> None:
     seconds = {"fit": fitted - start, "predict": time.perf_counter() - fitted}
     memory = peak_gigabytes()
 
+    print("\n" + model.summary() + "\n", flush=True)
     scores = {}
     for name, true, centre, deviation, baseline in zip(targets, y.T, mean.T, std.T, model.y_mean_.tolist(), strict=True):
         score = scores[name] = _scores(true[held], centre[held], deviation[held], baseline)
@@ -103,7 +111,7 @@ def run(arguments: argparse.Namespace) -> None:
     save_table(out / "predictions.csv", columns)
     name, score = targets[0], scores[targets[0]]
     title = f"{arguments.table.stem}: {name}, RMSE {score['rmse']:.4g} (mean {score['rmse_of_the_mean']:.4g})"
-    regression_picture(out / "regression.png", name, y[held, 0], mean[held, 0], std[held, 0], model.losses_, title=title)
+    regression_picture(out / "regression.png", name, y[held, 0], mean[held, 0], std[held, 0], model.selection_, title=title)
     written = [str(out / "predictions.csv"), "regression.png"]
     if len(inputs) == 2:
         error = np.where(use == "held out", mean[:, 0] - y[:, 0], np.nan)
@@ -113,7 +121,12 @@ def run(arguments: argparse.Namespace) -> None:
     rows = {"train": len(train), "held_out": len(held), "without_target": without_target}
     settings = {**model.get_params(), "progress": None}
     report = {"table": str(arguments.table), "inputs": inputs, "targets": targets, "rows": rows, "settings": settings}
-    save_report(out / "report.json", {**report, "scores": scores, "seconds": seconds, "memory_gigabytes": memory})
+    tried = [
+        {"family": row.family, **row.settings, "rmse": row.score, "seconds": row.seconds} for row in model.selection_.ranked
+    ]
+    save_report(
+        out / "report.json", {**report, "tried": tried, "scores": scores, "seconds": seconds, "memory_gigabytes": memory}
+    )
     print_line("written", ", ".join([*written, "report.json", "model.pt"]))
 
 

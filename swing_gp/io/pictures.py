@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -131,11 +132,11 @@ def regression_picture(
     true: np.ndarray,
     mean: np.ndarray,
     deviation: np.ndarray,  # of an observation, noise included
-    losses: list[float],
+    tried: Iterable[Any],  # with a family, a score and the description of settings
     *,
     title: str,
 ) -> None:
-    """Draw held-out values against predictions, the coverage of intervals, and the training loss."""
+    """Draw held-out values against predictions, the coverage of intervals, and the scores of what was tried."""
     figure = _figure(13.5, 4.0)
     left, middle, right = figure.subplots(1, 3)
     sample = np.random.default_rng(0).permutation(len(true))[:1500]
@@ -149,8 +150,11 @@ def regression_picture(
     middle.plot([0, 1], [0, 1], color="black", linewidth=1)
     middle.plot(promised, kept, color="#3b528b", linewidth=2)
     middle.set(xlabel="nominal coverage of intervals", ylabel="share of held-out values inside", xlim=(0, 1), ylim=(0, 1))
-    right.plot(range(1, len(losses) + 1), losses, color="#3b528b")
-    right.set(xlabel="step", ylabel="negative log marginal likelihood per value")
+    rows = sorted((row for row in tried if np.isfinite(row.score)), key=lambda row: -row.score)
+    right.barh(range(len(rows)), [row.score for row in rows], color="#3b528b", alpha=0.8)
+    words = [row.family + (f"\n{row.description}" if row.description else "") for row in rows]
+    right.set_yticks(range(len(rows)), words, fontsize=6)
+    right.set(xlabel="error on folds, in deviations of the targets")
     for axes in (left, middle, right):
         axes.grid(alpha=0.25)
     figure.suptitle(title, fontsize=11)

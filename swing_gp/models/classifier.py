@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.utils import check_array, check_random_state, column_or_1d
+from sklearn.utils import column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
@@ -19,14 +19,24 @@ from torch import Tensor
 from swing_gp.gp.lbfgs import minimize_lbfgs
 from swing_gp.gp.manifold import EDGES, LOW_DIM, ManifoldMaternKernel
 from swing_gp.graphs.nearest import TREE_DIM, knn_graph
+from swing_gp.models.comparison import Comparison, ModelWarning, Row
 from swing_gp.models.dirichlet import DirichletGP, dirichlet_targets, expected_softmax
-from swing_gp.models.estimator import ARRAYS, column_scales, load_content, plain, save_content
+from swing_gp.models.estimator import (
+    ARRAYS,
+    SCALINGS,
+    checked_unlabeled,
+    column_scales,
+    load_content,
+    plain,
+    save_content,
+    scalings_of,
+    seed_of,
+)
 from swing_gp.models.local_gp import LocalGP
 from swing_gp.models.manifold_priors import SMOOTHNESS, kernel_with_priors, starts
 from swing_gp.operators.diffusion_coordinates import DiffusionCoordinates, diffusion_coordinates
 from swing_gp.utils.validation import as_parameter, check_choice, check_count
 
-SCALINGS = ("auto", "global", "columns", None)
 # Parameters of the Dirichlet prior, and the place among them of the one that the search begins with, GPyTorch's.
 ALPHAS, FIRST = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001), 4
 # Fewer distinct inputs are no graph.
@@ -63,7 +73,8 @@ class GraphGPClassifier(ClassifierMixin, BaseEstimator):
     :ivar nu\_: the smoothness.
     :ivar alpha\_: the parameter of the Dirichlet prior.
     :ivar log_likelihood\_: the log marginal likelihood of the labels that it was trained on.
-    :ivar selection\_: what was tried: a list of dictionaries with scaling, nu, the start, the loss and seconds, best first.
+    :ivar selection\_: what was tried, a :class:`~swing_gp.Comparison`: kernel, scaling, nu and start, with the log posterior
+        density of the hyper-parameters per label.
 
     >>> import numpy as np
     >>> from sklearn.datasets import make_moons
@@ -76,7 +87,7 @@ class GraphGPClassifier(ClassifierMixin, BaseEstimator):
     """
 
     model_: DirichletGP | None
-    selection_: list[dict[str, Any]]
+    selection_: Comparison | None
 
     def __init__(
         self,
@@ -108,28 +119,20 @@ class GraphGPClassifier(ClassifierMixin, BaseEstimator):
         y = column_or_1d(y, warn=True)
         check_classification_targets(y)
         self.classes_, labels = np.unique(y, return_inverse=True)
-        more = x[:0] if X_unlabeled is None else self._checked_unlabeled(X_unlabeled)
-        state = np.random.RandomState() if self.random_state is None else self.random_state
-        self.seed_ = int(check_random_state(state).randint(2**31))
+        more = x[:0] if X_unlabeled is None else checked_unlabeled(self, X_unlabeled)
+        self.seed_ = seed_of(self.random_state)
         self.mean_ = x.mean(0, dtype=np.float64)
         if len(self.classes_) == 1:
-            warnings.warn(f"y has one class, {self.classes_[0]}, and so has every prediction.", stacklevel=2)
-            self.model_, self.selection_, self.log_likelihood_ = None, [], 0.0  # nothing to learn
+            warnings.warn(f"y has one class, {self.classes_[0]}, and so has every prediction.", ModelWarning, stacklevel=2)
+            self.model_, self.selection_, self.log_likelihood_ = None, None, 0.0  # nothing to learn
             return self
         self._train(x, torch.from_numpy(labels.astype(np.int64)), np.concatenate([x, more]))
         return self
 
-    def _checked_unlabeled(self, X_unlabeled: Any) -> np.ndarray:  # (m, d)
-        more = check_array(X_unlabeled, input_name="X_unlabeled", estimator=self, **ARRAYS)
-        if more.shape[1] != self.n_features_in_:
-            raise ValueError(f"X_unlabeled must have {self.n_features_in_} columns like X, got {more.shape[1]}.")
-        validate_data(self, X_unlabeled, reset=False, skip_check_array=True)  # the names of its columns
-        return more
-
     def _train(self, x: np.ndarray, labels: Tensor, nodes: np.ndarray) -> None:
         few = _stratified(labels, TRAINING, self.seed_)
         models = []
-        for scaling in self._scalings(nodes):
+        for scaling in scalings_of(nodes, self.scaling):
             scale = column_scales(nodes, scaling)
             inputs, points = self._scaled(x, scale), torch.unique(self._scaled(nodes, scale), dim=0)
             # Without other inputs all that will be predicted lies off the graph, and the likelihood knows its nodes alone.
@@ -140,19 +143,20 @@ class GraphGPClassifier(ClassifierMixin, BaseEstimator):
                 models.append((scaling, scale, nu, model, inputs, points))
         tried = [(*each, start, _loss(each[3], start)) for each in models for start in starts(each[3].kernel)]
         tried.sort(key=lambda each: each[-1])
-        self.selection_, best = [], None
+        rows: list[Row] = []
+        best = None
         for scaling, scale, nu, model, inputs, points, start, _ in tried[: plain(self.starts)]:
             began = time.perf_counter()
             model.kernel.base_kernel.initialize(**start)
             loss = self._minimized(model)
-            seconds = time.perf_counter() - began
-            row = {"scaling": scaling, "nu": nu, "alpha": model.alpha, **start, "loss": loss, "seconds": seconds}
-            self.selection_.append(row)
+            settings = {"nu": nu, "scaling": scaling, "alpha": model.alpha, **{f"from {k}": v for k, v in start.items()}}
+            family = "extended" if isinstance(model.kernel.base_kernel, ManifoldMaternKernel) else "coordinates"
+            rows.append(Row(family, settings, -loss, time.perf_counter() - began))
             if best is None or loss < best[0]:
                 best = loss, scale, nu, copy.deepcopy(model), inputs, points
         assert best is not None
         _, self.scale_, nu, model, inputs, points = best
-        self.selection_.sort(key=lambda row: row["loss"])
+        self.selection_ = Comparison(tuple(rows), "log_likelihood", max(rows, key=lambda row: row.score))
         model = model if self.alpha is not None else self._with_best_alpha(model)
         with torch.no_grad():
             self.log_likelihood_ = float(model.log_likelihood())
@@ -172,6 +176,7 @@ class GraphGPClassifier(ClassifierMixin, BaseEstimator):
             warnings.warn(
                 "Left-out labels are predicted no better than by the shares of the classes: the inputs say little of them, or "
                 "there are too few to tell.",
+                ModelWarning,
                 stacklevel=4,
             )
 
@@ -191,13 +196,6 @@ class GraphGPClassifier(ClassifierMixin, BaseEstimator):
             if best is not model:
                 break
         return best
-
-    def _scalings(self, nodes: np.ndarray) -> tuple[str | None, ...]:
-        if self.scaling != "auto":
-            return (self.scaling,)
-        deviations = nodes.std(0, dtype=np.float64)
-        several = deviations.max() > 1.5 * deviations.min()
-        return ("global", "columns") if several else ("global",)
 
     def _scaled(self, x: np.ndarray, scale: np.ndarray) -> Tensor:
         return torch.from_numpy((x - self.mean_) / scale)
@@ -257,6 +255,48 @@ class GraphGPClassifier(ClassifierMixin, BaseEstimator):
         best = self.predict_proba(X).argmax(1)
         return self.classes_[best]
 
+    def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
+        """Labels from the posterior, (n, n_samples): each column is one draw of the latent functions at all inputs together,
+        and of a label at each from the probabilities that they give. Beyond 2,000 labels draws at two inputs are independent.
+
+        :param random_state: a seed or a ``RandomState``; with None others each time, and NumPy's global state stays as it is.
+        """
+        check_count("n_samples", n_samples)
+        x = self._inputs(X)
+        if self.model_ is None:
+            return np.full((len(x), n_samples), self.classes_[0])
+        generator, scaled = torch.Generator().manual_seed(seed_of(random_state)), self._scaled(x, self.scale_)
+        if len(self.model_.x) > DENSE:
+            mean, variance = self._near(scaled)
+            normal = torch.randn(*mean.shape, n_samples, generator=generator, dtype=torch.float64)
+            draws = mean.unsqueeze(-1) + variance.sqrt().unsqueeze(-1) * normal
+        else:
+            draws = self.model_.sample(scaled, n_samples, generator)  # (n, C, n_samples)
+        # The largest of logits with Gumbel noise is a draw from their softmax.
+        uniform = torch.rand(draws.shape, generator=generator, dtype=torch.float64).clamp_min(1e-300)
+        return self.classes_[(draws - (-uniform.log()).log()).argmax(1).numpy()]
+
+    def summary(self) -> str:
+        """What was tried, as a table with the best first, and what was learnt."""
+        check_is_fitted(self, "model_")
+        if self.selection_ is None:
+            return f"One class, {self.classes_[0]}: nothing was learnt."
+        base = self.kernel_.base_kernel
+        graph = [f"{name} {float(getattr(base, name).detach()):.4g}" for name in ("beta", "tau") if hasattr(base, name)]
+        words = [f"{type(base).__name__}, output scale {float(self.kernel_.outputscale.detach()):.4g}", f"nu {self.nu_:g}"]
+        return "\n".join([
+            "Log posterior density of the hyper-parameters, per label:", str(self.selection_), "",
+            f"kernel: {', '.join(words + graph)}",
+            "lengthscales: " + ", ".join(f"{value:.4g}" for value in self.lengthscale_),
+            f"Dirichlet prior: alpha {self.alpha_:g}",
+        ])  # fmt: skip
+
+    @property
+    def lengthscale_(self) -> np.ndarray:
+        """The lengthscale of every column, in its units, (d,)."""
+        check_is_fitted(self, "kernel_")
+        return self.kernel_.base_kernel.lengthscale.detach().reshape(-1).numpy() * self.scale_
+
     def _inputs(self, X: Any) -> np.ndarray:
         check_is_fitted(self, "model_")
         return validate_data(self, X, reset=False, **ARRAYS)
@@ -274,7 +314,7 @@ class GraphGPClassifier(ClassifierMixin, BaseEstimator):
             "feature_names": None if names is None else names.tolist(),
             "scales": torch.from_numpy(self.mean_),
             "seed": self.seed_,
-            "selection": self.selection_,
+            "selection": None if self.selection_ is None else self.selection_.content(),
             "log_likelihood": self.log_likelihood_,
             "features": self.n_features_in_,
         }
@@ -302,7 +342,8 @@ class GraphGPClassifier(ClassifierMixin, BaseEstimator):
         labels, dtype = content["classes"]
         model.classes_ = np.array(labels, dtype=dtype)
         model.mean_, model.seed_ = content["scales"].numpy(), content["seed"]
-        model.selection_, model.log_likelihood_ = content["selection"], content["log_likelihood"]
+        model.selection_ = None if content["selection"] is None else Comparison.restored(content["selection"])
+        model.log_likelihood_ = content["log_likelihood"]
         model.n_features_in_, model.model_ = content["features"], None
         if content["feature_names"]:
             model.feature_names_in_ = np.array(content["feature_names"], dtype=object)

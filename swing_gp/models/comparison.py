@@ -117,5 +117,16 @@ class Comparison:
             for row in self.ranked
         ]  # fmt: skip
 
+    def content(self) -> dict[str, Any]:
+        """What a file needs to make it again."""
+        rows = [[row.family, dict(row.settings), row.score, row.seconds] for row in self.rows]
+        return {"rows": rows, "criterion": self.criterion, "chosen": self.rows.index(self.chosen)}
+
+    @classmethod
+    def restored(cls, content: Mapping[str, Any]) -> Comparison:
+        """One of which :meth:`content` was written."""
+        rows = tuple(Row(*row) for row in content["rows"])
+        return cls(rows, content["criterion"], rows[content["chosen"]])
+
     def __iter__(self) -> Iterator[Row]:
         return iter(self.rows)

@@ -112,6 +112,23 @@ class DirichletGP(torch.nn.Module):
         variance = self.kernel(x, diag=True) - cross.square().sum(-2) + missing.square() / weight
         return mean.mT, variance.mT.clamp_min(0)
 
+    @torch.no_grad()
+    def sample(self, x: Tensor, number: int, generator: torch.Generator) -> Tensor:  # (m, d) -> (m, C, number)
+        """Latent functions from the posterior, the trend's constants included, by dense algebra."""
+        mean, _ = self.latent(x)
+        assert self._fitted is not None
+        factor, ones, _ = self._fitted
+        cross, prior = self.kernel(self.x, x).to_dense(), self.kernel(x).to_dense()
+        draws = []
+        for each, one in zip(factor, ones, strict=True):  # one class after the other: (m, m) at a time
+            white = torch.linalg.solve_triangular(each, cross, upper=False)
+            missing = 1 - one.mT @ white  # (1, m)
+            covariance = prior - white.mT @ white + missing.mT @ missing / one.square().sum()
+            values, vectors = torch.linalg.eigh(covariance)
+            normal = torch.randn(len(x), number, generator=generator, dtype=torch.float64)
+            draws.append((vectors * values.clamp_min(0).sqrt()) @ normal)
+        return mean.unsqueeze(-1) + torch.stack(draws, 1)
+
 
 def expected_softmax(mean: Tensor, variance: Tensor, *, seed: int) -> Tensor:  # (m, C), (m, C) -> (m, C)
     """The mean of the softmax of independent normal variables, over quasi-random draws that all rows share."""

@@ -243,7 +243,7 @@ def test_interpolation_on_larger_graphs_looks_at_patches(kind):
 def test_a_regressor_on_a_swiss_roll(tmp_path):
     x, along = sklearn.datasets.make_swiss_roll(500, random_state=0)
     y = np.sin(along) + 0.05 * x[:, 1]
-    model = GraphGPRegressor(graph="knn", max_steps=25).fit(x[:300], y[:300], X_unlabeled=x[300:400])
+    model = GraphGPRegressor("matern", graph="knn", max_steps=25).fit(x[:300], y[:300], X_unlabeled=x[300:400])
     assert model.score(x[300:400], y[300:400]) > 0.8
     assert model.score(x[400:], y[400:]) > 0.7  # off the graph
     mean, std = model.predict(x[300:], return_std=True)
@@ -259,12 +259,12 @@ def test_a_regressor_on_a_swiss_roll(tmp_path):
 def test_options_of_the_implicit_graph_are_refused(option):
     x = cloud(30, 2).numpy()
     with pytest.raises(ValueError, match="features, num_features and ard belong to graph='implicit'"):
-        GraphGPRegressor(graph="knn", **option).fit(x, x[:, 0])
+        GraphGPRegressor("matern", graph="knn", **option).fit(x, x[:, 0])
 
 
 def test_samples_of_a_regressor():
     x = cloud(80, 2).numpy()
-    model = GraphGPRegressor(graph="knn", max_steps=5).fit(x, np.sin(4 * x[:, 0]))
+    model = GraphGPRegressor("matern", graph="knn", max_steps=5).fit(x, np.sin(4 * x[:, 0]))
     assert model.sample_y(x[:9], 3).shape == (9, 3)
 
 
@@ -272,7 +272,7 @@ def test_regress_by_nearest_neighbors(tmp_path):
     rng = np.random.default_rng(0)
     east, north = rng.uniform(size=(2, 200))
     save_table(tmp_path / "table.csv", {"east": east, "north": north, "height": np.sin(6 * east)})
-    words = ["--x", "east,north", "--y", "height", "--steps", "20", "--graph", "knn"]
+    words = ["--x", "east,north", "--y", "height", "--steps", "20", "--kernel", "matern", "--graph", "knn"]
     assert main(["regress", str(tmp_path / "table.csv"), *words, "--out", str(tmp_path / "out")]) == 0
     score = json.loads((tmp_path / "out" / "report.json").read_text())["scores"]["height"]
     assert score["rmse"] < 0.4 * score["rmse_of_the_mean"]

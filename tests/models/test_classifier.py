@@ -184,7 +184,7 @@ def test_columns_of_other_units():
     x, y = load_wine(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(x))
     model = GraphGPClassifier(starts=1).fit(x[order[:90]], y[order[:90]])
-    assert model.selection_[0]["scaling"] == "columns"
+    assert model.selection_.chosen.settings["scaling"] == "columns"
     assert model.score(x[order[90:]], y[order[90:]]) > 0.93
     assert GraphGPClassifier(scaling="global", starts=1).fit(x[order[:90]], y[order[:90]]).score(x, y) < 0.9
 

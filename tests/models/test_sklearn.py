@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -15,7 +17,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from swing_gp import GraphGPRegressor
+from swing_gp import GraphGPRegressor, ModelWarning
 
 NAMES = ["east", "north"]
 
@@ -35,20 +37,23 @@ def frames(number=80):
 @parametrize_with_checks(
     [
         GraphGPRegressor(max_steps=5),
+        GraphGPRegressor("extended", max_steps=2, mean="linear"),
         GraphGPRegressor("matern", features="auto", max_steps=2, ard=True),
-        GraphGPRegressor(features="neighbors", max_steps=0),
+        GraphGPRegressor("diffusion", features="neighbors", max_steps=0),
     ]
 )
 @pytest.mark.draws
 def test_every_check_of_estimators(estimator, check):
-    check(estimator)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ModelWarning)  # some checks have targets that are noise, and it says so
+        check(estimator)
 
 
 # Tools
 
 
 def test_a_clone_has_the_settings_and_no_fit():
-    model = GraphGPRegressor("diffusion", features="grid", tol=1e-5, ard=True, max_steps=1, seed=3).fit(*data())
+    model = GraphGPRegressor("diffusion", features="grid", tol=1e-5, ard=True, max_steps=1, random_state=3).fit(*data())
     copy = clone(model)
     assert copy.get_params() == model.get_params()
     with pytest.raises(NotFittedError):
@@ -58,10 +63,12 @@ def test_a_clone_has_the_settings_and_no_fit():
 def test_grid_search_finds_what_is_best_and_its_numpy_settings_survive_a_file(tmp_path):
     x, y = data()
     # Settings from arrays are NumPy's scalars.
-    values = {"max_steps": [2, 8], "seed": [1], "learning_rate": [0.1], "kernel": ["matern"]}
+    values = {"max_steps": [2, 8], "random_state": [1], "learning_rate": [0.1], "kernel": ["matern"]}
     grid = {name: np.array(value) for name, value in values.items()}
     search = GridSearchCV(GraphGPRegressor(), grid, cv=2, error_score="raise").fit(x, y)
-    by_hand = [cross_val_score(GraphGPRegressor("matern", seed=1, max_steps=steps), x, y, cv=2).mean() for steps in (2, 8)]
+    by_hand = [
+        cross_val_score(GraphGPRegressor("matern", random_state=1, max_steps=steps), x, y, cv=2).mean() for steps in (2, 8)
+    ]
     np.testing.assert_allclose(search.cv_results_["mean_test_score"], by_hand)
     best = search.best_estimator_
     best.save(tmp_path / "best.pt")
@@ -92,7 +99,8 @@ def test_data_frames_are_their_arrays():
     for one, other in zip(model.predict(frame, return_std=True), bare.predict(x, return_std=True), strict=True):
         np.testing.assert_array_equal(one, other)
     several = GraphGPRegressor(max_steps=3).fit(frame, pd.DataFrame({"a": series, "b": -series}), X_unlabeled=frame + 0.01)
-    np.testing.assert_allclose(several.predict(frame), np.stack([bare.predict(x), -bare.predict(x)], 1), rtol=1e-6)
+    # Two targets have twice the likelihood, beside the same priors.
+    np.testing.assert_allclose(several.predict(frame), np.stack([bare.predict(x), -bare.predict(x)], 1), atol=0.02)
     assert not hasattr(model.fit(x, y), "feature_names_in_")  # nothing is left of the fit before
 
 

@@ -188,7 +188,7 @@ def test_deviations_off_the_graph_are_of_the_size_of_the_targets():
     rng = np.random.default_rng(0)
     x = rng.uniform(size=(350, 3))
     y = np.sin(6 * x[:, 0]) + x[:, 1] + 0.05 * rng.standard_normal(350)
-    model = GraphGPRegressor(max_steps=20).fit(x[:150], y[:150])
+    model = GraphGPRegressor("log_matern", max_steps=20).fit(x[:150], y[:150])
     mean, std = model.predict(x[150:], return_std=True)
     error = np.abs(mean - y[150:])
     assert np.sqrt(np.mean(error**2)) < 0.15  # a fifth of the deviation of the targets
