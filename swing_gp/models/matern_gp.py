@@ -35,8 +35,8 @@ NEIGHBORS, ENOUGH = (64, 128, 256), 1.01
 CONDITIONED, ROWS = 48, 100
 # The logarithm of the variance of the noise, in units of that of the targets, has a normal prior; what it is at least.
 NOISE, NOISE_WIDTH, LEAST_NOISE = math.log(0.03), 3.0, 1e-6
-# Squares of distances that are zero but for rounding.
-TINY = 1e-24
+# Squares of distances, in units of the largest, that are zero but for rounding.
+COINCIDENT = 1e-14
 
 
 class MaternGP(nn.Module):
@@ -279,10 +279,11 @@ class _Matern(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, squares: Tensor, nu: float) -> Tensor:
-        s = squares.clamp_min(TINY).mul_(2 * nu).sqrt_()
+        same = squares <= COINCIDENT * squares.max()
+        s = squares.masked_fill(same, 0).mul_(2 * nu).sqrt_()
         decay = s.neg().exp_()
         if nu == 0.5:
-            ctx.save_for_backward(decay / s.mul_(-2))
+            ctx.save_for_backward((decay / s.mul_(-2)).masked_fill_(same, 0))
             return decay
         slope = decay * -1.5 if nu == 1.5 else (s + 1).mul_(decay).mul_(-5 / 6)
         ctx.save_for_backward(slope)

@@ -108,15 +108,15 @@ def test_other_contents_of_a_model_are_refused_by_what_is_wrong(tmp_path):
     path = tmp_path / "model.pt"
     model(path)
     good = torch.load(path, weights_only=True)
-    needed = ["parameters", "state", "nodes", "targets", "losses", "scales"]
+    needed = ["parameters", "seed", "kind", "models", "selection", "scales"]
     missing = [({key: value for key, value in good.items() if key != name}, f"KeyError: '{name}'") for name in needed]
     wrong = [
         ({}, "KeyError"),
         ([1, 2], "TypeError"),
         (torch.ones(3), "IndexError"),
         (good | {"parameters": {"colour": 1}}, "colour"),
-        (good | {"nodes": good["nodes"][:10]}, "size mismatch"),
-        (good | {"nodes": good["nodes"] * np.nan}, "must be finite"),
+        (good | {"models": [good["models"][0] | {"nodes": good["models"][0]["nodes"][:10]}]}, "size"),
+        (good | {"models": [good["models"][0] | {"nodes": good["models"][0]["nodes"] * np.nan}]}, "must be finite"),
     ]
     for content, reason in missing + wrong:
         torch.save(content, path)

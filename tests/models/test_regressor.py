@@ -20,6 +20,7 @@ from swing_gp import (
     Gaussian,
     GraphGPRegressor,
     ImplicitGraph,
+    ModelWarning,
     graph_kernel,
     solve,
 )
@@ -265,3 +266,135 @@ def test_training_starts_at_the_likeliest_of_a_few_values(name):
                 losses.append(float(loss()))
     assert chosen == pytest.approx(min(losses))
     assert max(losses) > min(losses) + 0.05
+
+
+# The choice
+
+
+def ribbon(number=700, seed=0):
+    """A spiral whose arms are near in space and far along it."""
+    rng = np.random.default_rng(seed)
+    angle = 2 * np.pi * np.sqrt(rng.uniform(1, 16, number))
+    x = np.stack([angle * np.cos(angle), angle * np.sin(angle)], -1)
+    return x, np.sin(angle / 2) + 0.05 * rng.standard_normal(number)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_it_takes_the_graph_where_data_lie_along_a_curve(seed):
+    x, y = ribbon(seed=seed)
+    model = GraphGPRegressor().fit(x[:60], y[:60], X_unlabeled=x[60:])
+    assert model.selection_.chosen.family == "extended"
+    assert {row.family for row in model.selection_} == {"coordinates", "extended", "log_matern", "mean", "nearest"}
+    plain = GraphGPRegressor("coordinates").fit(x[:60], y[:60])
+    error, other = (np.sqrt(np.mean((each.predict(x[60:]) - y[60:]) ** 2)) for each in (model, plain))
+    assert error < 0.5 * other
+    mean, std = model.predict(x[60:], return_std=True)
+    assert 0.88 < np.mean(np.abs(mean - y[60:]) < 1.96 * np.hypot(std, model.noise_)) <= 1
+    # Without other inputs there is no graph.
+    assert {row.family for row in GraphGPRegressor(max_steps=1).fit(x[:60], y[:60]).selection_} == {
+        "coordinates",
+        "mean",
+        "nearest",
+    }
+
+
+def test_it_takes_the_coordinates_where_a_graph_says_nothing():
+    x, y = data()
+    model = GraphGPRegressor().fit(x[:200], y[:200], X_unlabeled=x[200:])
+    rows = {row.family: row.score for row in reversed(model.selection_.ranked)}
+    assert rows["coordinates"] < 1.1 * rows["extended"]
+    assert model.score(x[200:], y[200:]) > 0.995
+    assert model.noise_[0] == pytest.approx(0.5, rel=0.3)
+    assert model.lengthscale_.shape == (2,)
+    assert model.lengthscale_[1] > 3 * model.lengthscale_[0]  # in their units
+    words = model.summary()
+    assert all(word in words for word in ("nearest", "mean", "lengthscales: x0", "noise: ", "*  "))
+
+
+def test_units_and_scales_of_columns():
+    x, y = data(200)
+    wide = GraphGPRegressor().fit(x * [1, 1e6], y)
+    assert wide.lengthscale_[1] / wide.lengthscale_[0] > 1e5
+    assert wide.selection_.chosen.score < 0.2
+    rng = np.random.default_rng(1)
+    noise = np.concatenate([x / x.std(0), 1e-3 * rng.standard_normal((200, 20))], 1)  # twenty columns of almost nothing
+    model = GraphGPRegressor(ard=False).fit(noise[:150], y[:150])
+    assert model.selection_.chosen.settings["scaling"] == "global"
+    assert model.score(noise[150:], y[150:]) > 0.9
+
+
+def test_targets_with_hyper_parameters_of_their_own(tmp_path):
+    x, _ = data(200)
+    y = np.stack([np.sin(2 * x[:, 0]), np.sin(12 * x[:, 0]) * np.cos(0.6 * x[:, 1])], 1)
+    model = GraphGPRegressor().fit(x[:150], y[:150])
+    assert len(model.model_) == len(model.kernel_) == 2
+    assert model.lengthscale_.shape == (2, 2)
+    assert model.noise_.shape == (2,)
+    assert model.score(x[150:], y[150:]) > 0.8
+    assert "of target 1" in model.summary()
+    model.save(tmp_path / "model.pt")
+    again = GraphGPRegressor.load(tmp_path / "model.pt")
+    for ours, theirs in zip(again.predict(x, return_std=True), model.predict(x, return_std=True), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-7, atol=1e-9)
+    assert again.selection_ == model.selection_
+    assert again.summary() == model.summary()
+    assert model.sample_y(x[:4], 3).shape == (4, 2, 3)
+
+
+@pytest.mark.parametrize("number", [2500, 5000])
+def test_many_rows(number):
+    rng = np.random.default_rng(0)
+    x = rng.uniform(size=(number + 500, 2))
+    y = np.sin(12 * x[:, 0]) * np.cos(9 * x[:, 1]) + 0.1 * rng.standard_normal(len(x))
+    model = GraphGPRegressor(nu=2.5, max_steps=30).fit(x[:number], y[:number])
+    mean, std = model.predict(x[number:], return_std=True)
+    truth = np.sin(12 * x[number:, 0]) * np.cos(9 * x[number:, 1])
+    assert np.sqrt(np.mean((mean - truth) ** 2)) < 0.04
+    assert model.noise_[0] == pytest.approx(0.1, rel=0.1)
+    assert 0.9 < np.mean(np.abs(mean - y[number:]) < 1.96 * np.hypot(std, model.noise_)) < 0.98
+    assert 0.85 < np.mean(np.abs(mean - truth) < 1.96 * std) <= 1
+
+
+# A model that is no good says so
+
+
+@pytest.mark.parametrize("unlabeled", [False, True])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_pure_noise_is_named(seed, unlabeled):
+    rng = np.random.default_rng(seed)
+    x, y = rng.uniform(size=(150, 3)), rng.standard_normal(150)
+    with pytest.warns(ModelWarning, match="no better than by|mostly noise"):
+        model = GraphGPRegressor().fit(x, y, X_unlabeled=rng.uniform(size=(50, 3)) if unlabeled else None)
+    mean, std = model.predict(rng.uniform(size=(500, 3)), return_std=True)
+    assert np.mean(mean**2) < 0.3  # near the mean
+    fresh = rng.standard_normal(500)
+    assert 0.9 < np.mean(np.abs(mean - fresh) < 1.96 * np.hypot(std, model.noise_)) < 0.99
+
+
+def test_targets_that_have_nothing_to_do_with_the_inputs_are_named():
+    x, y = ribbon()
+    y = np.random.default_rng(0).permutation(y)
+    with pytest.warns(ModelWarning, match="no better than by|mostly noise"):
+        GraphGPRegressor().fit(x[:100], y[:100], X_unlabeled=x[100:])
+    with pytest.warns(ModelWarning, match="no better than by|mostly noise"):
+        GraphGPRegressor("diffusion", max_steps=20).fit(x[:100], y[:100])
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+@pytest.mark.parametrize("kernel", ["auto", "extended"])
+def test_one_row_is_too_few_and_named(number, kernel):
+    x, y = data(number)
+    with pytest.warns(ModelWarning, match="too few to learn from") if number > 1 else warnings.catch_warnings():
+        model = GraphGPRegressor(kernel).fit(x, y, X_unlabeled=data(30, seed=1)[0])
+    mean, std = model.predict(data(20, seed=2)[0], return_std=True)
+    assert np.isfinite(mean).all()
+    assert (std > 0).all()
+    if number == 1:
+        np.testing.assert_allclose(mean, y[0], rtol=1e-6)
+
+
+def test_good_models_are_quiet():
+    x, y = data()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        GraphGPRegressor().fit(x, y)
