@@ -118,7 +118,8 @@ def regression(
     header = ["problem", "model", "test inputs", "RMSE", "deviation", "over the best peer", "covered by 95%", "s"]
     lines = [
         [r["problem"], r["model"], "seen" if r["test_inputs"] else "no", f"{np.mean(r['rmse']):.4g}",
-         f"{np.std(r['rmse']):.2g}", r["verdict"], "" if r["coverage"] is None else f"{r['coverage']:.1%}", f"{r['seconds']:.1f}"]
+         f"{np.std(r['rmse']):.2g}", r["verdict"], "" if r["coverage"] is None else f"{r['coverage']:.1%}",
+         f"{r['seconds']:.1f}"]
         for r in results
     ]  # fmt: skip
     return results, header, lines

@@ -18,7 +18,7 @@ from sklearn.metrics import log_loss
 from sklearn.model_selection import cross_val_score
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from swing_gp import GraphGPClassifier, ManifoldMaternKernel
+from swing_gp import GraphGPClassifier, ManifoldMaternKernel, ModelWarning
 from swing_gp.models import classifier
 from swing_gp.models.dirichlet import DirichletGP, dirichlet_targets, expected_softmax
 
@@ -286,3 +286,53 @@ def test_data_that_are_refused():
         GraphGPClassifier().fit(x, x[:, 0])
     with pytest.raises(NotFittedError):
         GraphGPClassifier().predict(x)
+
+
+# Samples and summaries
+
+
+def test_latent_samples_have_the_posterior_law():
+    model, at = latent_model(), cloud(5, 2, seed=1)
+    draws = model.sample(at, 20_000, torch.Generator().manual_seed(0))  # (5, 3, 20000)
+    mean, variance = model.latent(at)
+    assert bool(((draws.mean(-1) - mean).abs() < 5 * (variance / 20_000).sqrt()).all())
+    joint = model.kernel(torch.cat([model.x, at])).to_dense().detach() + 1e8  # a flat prior on the constant
+    solved = torch.linalg.solve(joint[:40, :40] + model.noise[1].diag(), joint[:40, 40:])
+    wanted = joint[40:, 40:] - joint[40:, :40] @ solved
+    error = ((variance[:, 1, None] * variance[:, 1] + wanted.square()) / 20_000).sqrt()
+    assert bool(((draws[:, 1].cov() - wanted).abs() < 5 * error + 1e-4).all())
+
+
+def test_samples_of_labels_have_the_probabilities(monkeypatch):
+    x, y, _ = noisy_field(120, 0)
+    labels = np.array(["no", "yes"])[y]
+    model = GraphGPClassifier(starts=1, max_steps=20).fit(x, labels)
+    chances = model.predict_proba(x[:6])[:, 1]
+    draws = model.sample_y(x[:6], 4000)
+    assert draws.shape == (6, 4000)
+    assert set(np.unique(draws)) <= {"no", "yes"}
+    np.testing.assert_array_less(np.abs((draws == "yes").mean(1) - chances), 5 * np.sqrt(0.25 / 4000) + 0.01)
+    np.testing.assert_array_equal(draws, model.sample_y(x[:6], 4000, random_state=0))
+    assert (draws != model.sample_y(x[:6], 4000, random_state=1)).any()
+    # At one place twice the latent functions are the same, so that labels agree more often than independent ones.
+    both = model.sample_y(x[[0, 0]], 4000) == "yes"
+    assert np.cov(both)[0, 1] > -0.01
+    monkeypatch.setattr(classifier, "DENSE", 50)
+    near = model.sample_y(x[:6], 4000)
+    np.testing.assert_array_less(np.abs((near == "yes").mean(1) - model.predict_proba(x[:6])[:, 1]), 0.06)
+    with pytest.raises(ValueError, match="n_samples must be a whole number"):
+        model.sample_y(x, 0)
+
+
+def test_a_summary_names_what_was_learnt():
+    x, y, _ = noisy_field(120, 0)
+    model = GraphGPClassifier(starts=2, max_steps=20).fit(x[:80], y[:80], X_unlabeled=x[80:])
+    words = model.summary()
+    assert all(word in words for word in ("*  ", "nu ", "beta ", "lengthscales: ", "alpha "))
+    assert model.lengthscale_.shape == (2,)
+    assert len(model.selection_.rows) == 2
+    assert model.selection_.chosen.score == max(row.score for row in model.selection_)
+    with pytest.warns(ModelWarning, match="one class"):
+        one = GraphGPClassifier().fit(x, np.zeros(120))
+    assert "nothing was learnt" in one.summary()
+    np.testing.assert_array_equal(one.sample_y(x[:3], 2), np.zeros((3, 2)))
