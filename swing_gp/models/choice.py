@@ -37,19 +37,22 @@ GRAPH_NODES, GRAPH_STEPS = 3000, 30
 FOLDS, MANY, HELD = (10, 5), 200, 400
 # A linear trend is tried with so many observations for each coefficient.
 PER_COEFFICIENT = 10
-# A fit is mostly noise from this share of the variance on, unless it predicts clearly better than the mean.
-NOISY, CLEARLY = 0.9, 0.95
+# Standard errors by which a model must be better than the mean: the best of several is better by one or two by chance.
+CLEARLY = 2.5
+# The share of the variance from which on a fit is mostly noise.
+NOISY = 0.5
 
 
 @dataclass
 class Candidate:
-    """A fitted GP, the scaling of its inputs, and the row of the table that it has."""
+    """A fitted GP, the scaling of its inputs, the row of the table that it has, and what it missed of held-out values."""
 
     row: Row
     model: MaternGP | GraphGP
     inputs: Inputs
     scaling: str | None
     fit: Fit | None = None
+    missed: list[Tensor] | None = None
 
 
 @dataclass
@@ -164,8 +167,23 @@ class Task:
             missed = candidate.model.held_out([(held, fold.kept) for fold, (held, _) in zip(folds, few, strict=True)])
             score = math.nan if missed is None or not folds else _rmse(missed, [weights for _, weights in few])
             seconds = candidate.row.seconds + time.perf_counter() - began
+            candidate.missed = missed
             candidate.row = replace(candidate.row, score=score, seconds=seconds)
         return candidates
+
+    def gain(self, best: Candidate, folds: list[Fold]) -> float:
+        """By how many standard errors held-out values are predicted better than by the mean; NaN where nothing is known."""
+        if not folds or best.missed is None:
+            return math.nan
+        few = [_few(fold, self.seed) for fold in folds]
+        gains = []
+        for fold, (held, _), missed in zip(folds, few, best.missed, strict=True):
+            mean = self.y[held] - self.y[fold.kept].mean(0)
+            gains.append((mean.square() - missed.square()).mean(-1))
+        gain, weights = torch.cat(gains), torch.cat([weights for _, weights in few]) / len(few)
+        average = weights @ gain
+        error = (weights.square() @ (gain - average).square()).sqrt()
+        return float(average / error.clamp_min(1e-300))
 
     def trivial(self, folds: list[Fold], scaling: str | None) -> list[Row]:
         """The scores of the mean and of the nearest known value."""
@@ -179,8 +197,8 @@ class Task:
         return [Row("mean", score=_rmse(mean, weights)), Row("nearest", score=_rmse(near, weights))]
 
 
-def choose(task: Task, kernel: str, options: dict[str, Any], **training: Any) -> tuple[Candidate, Comparison]:
-    """The best candidate on held-out values, and the table.
+def choose(task: Task, kernel: str, options: dict[str, Any], **training: Any) -> tuple[Candidate, Comparison, float]:
+    """The best candidate on held-out values, the table, and the gain over the mean, in standard errors.
 
     :param kernel: ``"auto"`` for all families, or the name of one.
     :param options: of a graph kernel.
@@ -208,11 +226,11 @@ def choose(task: Task, kernel: str, options: dict[str, Any], **training: Any) ->
             candidates += task.scored([task.named(options, [more[0].scaling], **training)], folds)
     best = min(candidates, key=lambda each: each.row.score if math.isfinite(each.row.score) else math.inf)
     rows = [each.row for each in candidates] + task.trivial(folds, first.scaling)
-    return best, Comparison(tuple(rows), "rmse", best.row)
+    return best, Comparison(tuple(rows), "rmse", best.row), task.gain(best, folds)
 
 
-def warn_if_useless(best: Candidate, comparison: Comparison, stacklevel: int) -> None:
-    """Say so where held-out values are predicted no better than by something trivial, or most of the fit is noise."""
+def warn_if_useless(best: Candidate, comparison: Comparison, gain: float, stacklevel: int) -> None:
+    """Say so where held-out values are predicted no better than by something trivial, or hardly better."""
     mean = comparison.best("mean")
     if mean is None:
         warnings.warn(
@@ -222,11 +240,13 @@ def warn_if_useless(best: Candidate, comparison: Comparison, stacklevel: int) ->
         )
     elif math.isfinite(best.row.score):
         comparison.warn_if_useless(stacklevel + 1)
-        share = float(best.model.noise.detach())
-        if share > NOISY and comparison.better(CLEARLY * mean.score, best.row.score):
+        if comparison.better(best.row.score, mean.score) and gain < CLEARLY:
+            share = min(1.0, float(best.model.noise.detach()))
+            noise = f", and the fit is mostly noise, {share:.0%} of the variance" if share > NOISY else ""
             warnings.warn(
-                f"The fit is mostly noise, {min(share, 1):.0%} of the variance of the targets, and held-out values are "
-                f"predicted hardly better than by the mean (rmse {best.row.score:.4g} against {mean.score:.4g}).",
+                f"Held-out values are predicted hardly better than by the mean (rmse {best.row.score:.4g} against "
+                f"{mean.score:.4g}, {gain:.1f} standard errors){noise}: the inputs say little about the values, or there are "
+                "too few to tell.",
                 ModelWarning,
                 stacklevel=stacklevel,
             )
