@@ -57,6 +57,9 @@ def load_content(path: str | os.PathLike, restore: Callable[[dict[str, Any]], T]
         with zipfile.ZipFile(path) as archive:  # torch.load looks at no check sum
             if damaged := archive.testzip():
                 raise zipfile.BadZipFile(f"bad check sum of {damaged}")
+            # Of a record that claims to be a folder torch reads whatever memory holds.
+            if any(record.external_attr or record.compress_size != record.file_size for record in archive.infolist()):
+                raise zipfile.BadZipFile("records that torch does not write")
         return restore(torch.load(path, weights_only=True))
     except Exception as error:  # zipfile, torch and pickle raise a dozen kinds, and other contents lack anything
         reason = shorten(f"{type(error).__name__}: {error}", 200)
