@@ -1,9 +1,10 @@
 r"""A Gaussian process with a Matérn kernel on coordinates or extended coordinates, for any number of observations.
 
-Hyper-parameters are those of the largest posterior: the restricted likelihood of up to some hundred observations, and beyond
-that the conditional likelihood of a sample of them, each given its m nearest others (Vecchia, 1988). A random subset would not
-know what happens between its points. With A the noisy covariance of a value and its neighbours, z what the trend leaves of them
-and u the last column of :math:`A^{-1}`, the value is missed by :math:`u^\top z / u_m` with variance :math:`1 / u_m`, so that
+Hyper-parameters are those of the largest posterior: by the restricted likelihood of up to a thousand observations, and beyond
+that by the conditional likelihood of a sample of them, each given its m nearest others (Vecchia, 1988), beside that of the
+sample: one knows what happens nearby, the other what happens far away. With A the noisy covariance of a value
+and its neighbours, z what the trend leaves of them and u the last column of :math:`A^{-1}`, the value is missed by
+:math:`u^\top z / u_m` with variance :math:`1 / u_m`, so that
 
 .. math:: -\log p(y_i \mid \text{neighbours}) = \tfrac12 (u^\top z)^2 / u_m - \tfrac12 \log u_m + \tfrac12 \log 2 \pi ,
 
@@ -30,7 +31,7 @@ from swing_gp.models.neighbors import NeighborSearch
 # Observations up to which all are conditioned on; and up to which held-out values are, and trends and samples beyond.
 DENSE, SAMPLE = 4000, 2000
 # Nearest observations that a prediction is conditioned on beyond that: the fewest that are nearly as good as the most.
-NEIGHBORS, ENOUGH = (64, 128, 256), 1.01
+NEIGHBORS, ENOUGH = (128, 256), 1.01
 # Neighbours that a sampled value is conditioned on in the likelihood, and values at a time: their covariances fit into a cache.
 CONDITIONED, ROWS = 48, 100
 # The logarithm of the variance of the noise, in units of that of the targets, has a normal prior; what it is at least.

@@ -54,9 +54,9 @@ class GraphGPRegressor(RegressorMixin, BaseEstimator):
     Within a family lengthscales, smoothness, scaling, output scale and noise are the likeliest, from several starts, with wide
     priors; between families decide values held out in folds shaped like the task: like ``X_unlabeled``, or at random. Several
     targets share a family, and their hyper-parameters unless they are clearly likelier with their own (up to eight targets).
-    Beyond 1,000 observations the likelihood is that of 1,000 of them, each given its 48 nearest others, and beyond 4,000
-    predictions are conditioned on the nearest 64 to 256 (:class:`~swing_gp.LocalGP`). A :class:`~swing_gp.ModelWarning` names
-    a model that is no better than the mean or the nearest known value.
+    Beyond 1,000 observations the likelihood is that of 1,000 of them, together and each given its 48 nearest others, and beyond
+    4,000 predictions are conditioned on the nearest 128 or 256 (:class:`~swing_gp.LocalGP`). A
+    :class:`~swing_gp.ModelWarning` names a model that is no better than the mean or the nearest known value.
 
     :param kernel: ``"auto"``, one of its families, or a graph kernel on the inputs: ``"diffusion"``, ``"matern"``,
         ``"log_matern"``, ``"regularized_laplacian"``, ``"random_walk"`` or ``"inverse_cosine"``. Off the graph these fade,
