@@ -156,7 +156,7 @@ class GraphGPClassifier(ClassifierMixin, BaseEstimator):
                 best = loss, scale, nu, copy.deepcopy(model), inputs, points
         assert best is not None
         _, self.scale_, nu, model, inputs, points = best
-        self.selection_ = Comparison(tuple(rows), "log_likelihood", max(rows, key=lambda row: row.score))
+        self.selection_ = Comparison(tuple(rows), "likelihood", max(rows, key=lambda row: row.score))
         model = model if self.alpha is not None else self._with_best_alpha(model)
         with torch.no_grad():
             self.log_likelihood_ = float(model.log_likelihood())
