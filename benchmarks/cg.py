@@ -12,14 +12,14 @@ import time
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
-from benchmarks.reporting import options, write_report
+from benchmarks.measuring import Row
+from benchmarks.reporting import table
+from benchmarks.runner import Job, Run
 from swing_gp import Diffusion, Gaussian, ImplicitGraph, graph_kernel
 from swing_gp.linalg.conjugate_gradients import conjugate_gradients
 
-RESIDUAL = 1e-6
-MOST_STEPS = 500
+RESIDUAL, MOST_STEPS = 1e-6, 500
 # dimension, nodes, lengthscale, noise
 CASES = [
     (3, 100_000, 0.3, 1e-3),
@@ -32,7 +32,7 @@ CASES = [
 QUICK = [(2, 5_000, 0.1, 1e-3), (3, 4_000, 0.2, 1e-3), (2, 2_500, 0.02, 1e-3)]
 
 
-def solve(noisy: Any, b: torch.Tensor, precondition: Any) -> dict[str, float]:
+def solve(noisy: Any, b: torch.Tensor, precondition: Any) -> Row:
     """Steps, seconds and the true residual of one solve."""
     start = time.perf_counter()
     found = conjugate_gradients(noisy._matmul, b, tol=RESIDUAL, max_iterations=MOST_STEPS, precondition=precondition)
@@ -42,50 +42,37 @@ def solve(noisy: Any, b: torch.Tensor, precondition: Any) -> dict[str, float]:
 
 
 @torch.no_grad()
-def run(dim: int, number: int, lengthscale: float, noise: float) -> dict[str, Any]:
+def measure(dim: int, number: int, lengthscale: float, noise: float) -> Row:
     points = torch.rand(number, dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     kernel = graph_kernel(ImplicitGraph(points, Gaussian(lengthscale)), Diffusion(5.0), features="grid", tol=1e-10)
     b = torch.randn(number, 1, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    noisy = kernel.add_diagonal(torch.tensor(noise, dtype=torch.float64))
-    row: dict[str, Any] = dict(dim=dim, number=number, lengthscale=lengthscale, noise=noise)
-    row["plain"] = solve(noisy, b, None)
+    shift = torch.tensor(noise, dtype=torch.float64)
+    noisy = kernel.add_diagonal(shift)
+    plain = solve(noisy, b, None)
     start = time.perf_counter()
     helps = kernel._control.helps(kernel, noise)
-    forced = kernel._control.kernel.add_diagonal(torch.tensor(noise, dtype=torch.float64)).solver()
-    row["setup"] = time.perf_counter() - start
-    row["helps"] = helps
-    row["landmarks"] = solve(noisy, b, forced)
-    row["decided"] = row["landmarks"] if helps else row["plain"]
-    return row
+    forced = kernel._control.kernel.add_diagonal(shift).solver()
+    row = {"plain": plain, "decision": time.perf_counter() - start, "helps": helps}
+    landmarks = solve(noisy, b, forced)
+    return {**row, "landmarks": landmarks, "decided": landmarks if helps else plain}
 
 
 def main() -> None:
-    arguments = options(__doc__, "cg", quick="a few thousand nodes")
-    rows = [run(*case) for case in tqdm(QUICK if arguments.quick else CASES, unit="case")]
-    header = [
-        "d, N, lengthscale, noise",
-        "plain steps",
-        "with landmarks",
-        "decided",
-        "plain s",
-        "decided s",
-        "decision s",
-        "residual",
-    ]
-    lines = [
-        [
-            f"{row['dim']}, {row['number']:,}, {row['lengthscale']:g}, {row['noise']:g}",
-            str(row["plain"]["steps"]),
-            str(row["landmarks"]["steps"]),
-            f"{row['decided']['steps']} ({'landmarks' if row['helps'] else 'plain'})",
-            f"{row['plain']['seconds']:.2f}",
-            f"{row['decided']['seconds']:.2f}",
-            f"{row['setup']:.2f}",
-            f"{row['decided']['residual']:.1e}",
-        ]
-        for row in rows
-    ]
-    write_report(arguments.out, rows, header, lines)
+    with Run(__doc__, "cg", quick="a few thousand nodes") as run:
+        cases = QUICK if run.quick else CASES
+        names = ("dim", "number", "lengthscale", "noise")
+        run.measure([Job("rows", dict(zip(names, case, strict=True)), measure, *case) for case in cases])
+        columns: dict[str, Any] = {
+            "d, N, lengthscale, noise": lambda r: f"{r['dim']}, {r['number']:,}, {r['lengthscale']:g}, {r['noise']:g}",
+            "plain steps": lambda r: str(r["plain"]["steps"]),
+            "with landmarks": lambda r: str(r["landmarks"]["steps"]),
+            "decided": lambda r: f"{r['decided']['steps']} ({'landmarks' if r['helps'] else 'plain'})",
+            "plain s": lambda r: f"{r['plain']['seconds']:.2f}",
+            "decided s": lambda r: f"{r['decided']['seconds']:.2f}",
+            "decision s": ("decision", ".2f"),
+            "residual": lambda r: f"{r['decided']['residual']:.1e}",
+        }
+        run.report(table(run.rows("rows"), columns))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Sharded points: strong and weak scaling on gloo processes of one thread each, bytes sent, and ten million points.
+"""Sharded points: weak scaling on gloo processes of one thread each, bytes sent, and ten million points.
 
     python -m benchmarks.distributed [--quick] [--skip-large] [--out results/distributed]
 
@@ -9,7 +9,7 @@ four take turns. The last table is computed from these measurements, not measure
 
 from __future__ import annotations
 
-import argparse
+import itertools
 import json
 import math
 import multiprocessing
@@ -27,7 +27,9 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
-from benchmarks.reporting import machine_info, markdown_table, write_atomically
+from benchmarks.measuring import Clock, Row
+from benchmarks.reporting import markdown_table, table
+from benchmarks.runner import Run
 from swing_gp import (
     Diffusion,
     DiffusionKernel,
@@ -49,8 +51,6 @@ REPEATS, FIT_STEPS = 3, 3
 TIMEOUT = 600
 # What the computed table assumes of a network: 10 Gbit/s, 50 microseconds a message.
 BANDWIDTH, LATENCY = 1.25e9, 50e-6
-
-Row = dict[str, Any]
 
 
 def generator(seed: int) -> torch.Generator:
@@ -100,31 +100,26 @@ def measure_large(rank: int, world: int, folder: str) -> Row:
     observed = torch.zeros(len(points), dtype=torch.bool)
     observed[::2] = True
     y = torch.sin(6 * points[:, 0]) + 0.1 * values
-    row: Row = {}
-    graph = ImplicitGraph(points, Gaussian(LENGTHSCALE), shards=Shards())
+    graph, clock = ImplicitGraph(points, Gaussian(LENGTHSCALE), shards=Shards()), Clock()
     gp = StreamedGP(DiffusionKernel(graph, time=TIME, features="landmarks", num_features=LANDMARKS, normalize=True))
     gp.likelihood.noise = 0.1
-    start = time.perf_counter()
     with torch.no_grad():
-        streamed, _ = gp.streamed_kernel()
-    row["setup"] = time.perf_counter() - start
-    start = time.perf_counter()
-    streamed.product(values.unsqueeze(-1))
-    row["product"] = time.perf_counter() - start
-    start = time.perf_counter()
-    gp.fit(y, observed, steps=FIT_STEPS)
-    row["step"] = (time.perf_counter() - start) / FIT_STEPS
-    start = time.perf_counter()
-    error, trivial = 0.0, 0.0
-    for rows, mean, _ in gp.predict_nodes():
-        hidden = ~observed[rows]
-        truth = torch.sin(6 * points[rows, 0])
-        error += float((mean - truth)[hidden].square().sum())
-        trivial += float(truth[hidden].square().sum())
-    row["predict"] = time.perf_counter() - start
-    row["relative rmse"] = math.sqrt(error / trivial)
-    row["peak_gb"] = peak_gigabytes()
-    return row
+        streamed, _ = clock.time("setup", gp.streamed_kernel)
+    clock.time("product", lambda: streamed.product(values.unsqueeze(-1)))
+    clock.time("fit", lambda: gp.fit(y, observed, steps=FIT_STEPS))
+
+    def errors() -> tuple[float, float]:
+        error, trivial = 0.0, 0.0
+        for rows, mean, _ in gp.predict_nodes():
+            hidden = ~observed[rows]
+            truth = torch.sin(6 * points[rows, 0])
+            error += float((mean - truth)[hidden].square().sum())
+            trivial += float(truth[hidden].square().sum())
+        return error, trivial
+
+    error, trivial = clock.time("predict", errors)
+    facts = {"step": clock.row["fit"] / FIT_STEPS, "relative rmse": math.sqrt(error / trivial), "peak_gb": peak_gigabytes()}
+    return {**clock.row, **facts}
 
 
 # Processes
@@ -159,41 +154,37 @@ def on_ranks(function: Callable, world: int, *arguments: Any) -> list[Row]:
 WHATS = ("stored product", "streamed product", "training step")
 
 
-def scaling_table(rows: dict[int, Row], *, weak: bool) -> str:
-    header = ["processes", *WHATS, "efficiency of each"]
+def scaling_table(rows: dict[int, Row]) -> str:
     lines = []
     for world, row in rows.items():
-        ratios = [rows[1][what][0] / row[what][0] / (1 if weak else world) for what in WHATS]
+        ratios = [rows[1][what][0] / row[what][0] for what in WHATS]
         seconds = [f"{row[what][0]:.3g} s" for what in WHATS]
         lines.append([str(world), *seconds, ", ".join(f"{ratio:.2f}" for ratio in ratios)])
-    return markdown_table(header, lines)
+    return markdown_table(["processes", *WHATS, "efficiency of each"], lines)
 
 
 def outlook_table(row: Row, number: int) -> str:
     """Seconds = what a node costs here x nodes a process + what a ring moves + messages of a tree."""
     lines = []
-    for nodes in (10**8, 10**9):
-        for world in (16, 128):
-            cells = []
-            for what in WHATS:
-                seconds, sent, calls = row[what]
-                compute = seconds / number * nodes / world
-                network = 2 * sent * (world - 1) / world / BANDWIDTH + calls * 2 * math.log2(world) * LATENCY
-                cells.append(f"{compute:.2g} s + {1e3 * network:.2g} ms")
-            memory = nodes / world * LANDMARKS * 4 * 2 / 2**30
-            lines.append([f"{nodes:.0e}", str(world), *cells, f"{memory:.2g} GB"])
+    for nodes, world in itertools.product((10**8, 10**9), (16, 128)):
+        cells = []
+        for what in WHATS:
+            seconds, sent, calls = row[what]
+            compute = seconds / number * nodes / world
+            network = 2 * sent * (world - 1) / world / BANDWIDTH + calls * 2 * math.log2(world) * LATENCY
+            cells.append(f"{compute:.2g} s + {1e3 * network:.2g} ms")
+        memory = nodes / world * LANDMARKS * 4 * 2 / 2**30
+        lines.append([f"{nodes:.0e}", str(world), *cells, f"{memory:.2g} GB"])
     return markdown_table(["nodes", "processes", *WHATS, "memory, stored"], lines)
 
 
-def report(weak: dict[int, Row], strong: dict[int, Row], large: list[Row] | None, number: int) -> str:
+def report(weak: dict[int, Row], large: list[Row], number: int) -> list[str]:
     two = weak[2]
     parts = [
         "# Sharded points",
         f"The diffusion kernel with {LANDMARKS} landmarks, float32, one thread a process, gloo.",
         f"## Weak scaling: {number:,} points on every process",
-        scaling_table(weak, weak=True),
-        f"## Strong scaling: {number:,} points in all",
-        scaling_table(strong, weak=False),
+        scaling_table(weak),
         "## Bytes that one process puts into collectives, on two processes",
         markdown_table(["", "bytes", "collectives"], [[what, f"{two[what][1]:,}", str(two[what][2])] for what in WHATS]),
         "## What more nodes would take (computed from two processes, not measured)",
@@ -201,46 +192,26 @@ def report(weak: dict[int, Row], strong: dict[int, Row], large: list[Row] | None
         "each; a ring for bytes, a tree for messages. Compute, then network.",
         outlook_table(two, number),
     ]
-    if large is not None:
-        slowest = {key: max(row[key] for row in large) for key in large[0]}
-        parts += [
-            f"## {LARGE:,} points from a mapped file, on {len(large)} processes, features streamed",
-            markdown_table(
-                ["set-up", "product", "training step", "prediction", "relative RMSE, hidden half", "peak GB in all"],
-                [
-                    [
-                        *(f"{slowest[key]:.0f} s" for key in ("setup", "product", "step", "predict")),
-                        f"{slowest['relative rmse']:.2g}",
-                        f"{sum(row['peak_gb'] for row in large):.1f}",
-                    ]
-                ],
-            ),
-        ]
-    return "\n\n".join(parts) + "\n"
+    if large:
+        times = {name: (name, ".0f") for name in ("setup", "product", "step", "predict")}
+        facts = {"relative RMSE, hidden half": ("relative rmse", ".2g"), "peak GB of a process": ("peak_gb", ".1f")}
+        parts += [f"## {LARGE:,} points from a mapped file, features streamed: the processes", table(large, {**times, **facts})]
+    return parts
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="20,000 points a process, and not ten million")
-    parser.add_argument("--skip-large", action="store_true", help="not ten million points")
-    parser.add_argument("--out", type=Path, default=Path("results/distributed"), help="where the results go (%(default)s)")
-    arguments = parser.parse_args()
-    number = QUICK_PER_RANK if arguments.quick else PER_RANK
-    weak, strong, large = {}, {}, None
-    jobs = [(weak, world, number) for world in WORLDS] + [(strong, world, number // world) for world in WORLDS]
-    for table, world, size in tqdm(jobs, unit="run"):
-        table[world] = on_ranks(measure, world, size)[0]
-    if not (arguments.quick or arguments.skip_large):
-        with tempfile.TemporaryDirectory() as folder:
-            rng = np.random.default_rng(0)
-            np.save(f"{folder}/points.npy", rng.random((LARGE, 3), dtype=np.float32))
-            np.save(f"{folder}/values.npy", rng.standard_normal(LARGE, dtype=np.float32))
-            large = on_ranks(measure_large, 2, folder)
-    content = {"machine": machine_info(), "weak": weak, "strong": strong, "large": large}
-    write_atomically(arguments.out / "results.json", json.dumps(content, indent=1) + "\n")
-    text = report(weak, strong, large, number)
-    write_atomically(arguments.out / "report.md", text)
-    print(text)
+    skip = {"action": "store_true", "help": "not ten million points"}
+    with Run(__doc__, "distributed", quick="20,000 points a process, and not ten million", skip_large=skip) as run:
+        number = QUICK_PER_RANK if run.quick else PER_RANK
+        weak, large = {world: on_ranks(measure, world, number)[0] for world in tqdm(WORLDS, unit="run")}, []
+        if not (run.quick or run.given.skip_large):
+            with tempfile.TemporaryDirectory() as folder:
+                rng = np.random.default_rng(0)
+                np.save(f"{folder}/points.npy", rng.random((LARGE, 3), dtype=np.float32))
+                np.save(f"{folder}/values.npy", rng.standard_normal(LARGE, dtype=np.float32))
+                large = on_ranks(measure_large, 2, folder)
+        run.content |= {"weak": weak, "large": large}
+        run.report(*report(weak, large, number))
 
 
 if __name__ == "__main__":

@@ -19,12 +19,14 @@ from typing import Any
 
 import gpytorch
 import torch
-from gpytorch.distributions import MultivariateNormal
 from linear_operator import settings
 from torch import Tensor
-from tqdm import tqdm
 
-from benchmarks.reporting import options, write_report
+from benchmarks.gps import train
+from benchmarks.measuring import Row
+from benchmarks.regression_models import Exact
+from benchmarks.reporting import table
+from benchmarks.runner import Job, Run
 from swing_gp import Diffusion, DiffusionKernel, FourierGrid, Gaussian, ImplicitGraph, PowerSeries
 from swing_gp.linalg.conjugate_gradients import conjugate_gradients
 from swing_gp.operators.grid_kernel import grid_kernel
@@ -32,15 +34,6 @@ from swing_gp.utils.memory import peak_gigabytes
 
 seconds = time.process_time
 NOISE = 0.2
-
-
-class Model(gpytorch.models.ExactGP):
-    def __init__(self, x: Any, y: Any, likelihood: Any, kernel: Any) -> None:
-        super().__init__(x, y, likelihood)
-        self.covar_module = gpytorch.kernels.ScaleKernel(kernel).double()
-
-    def forward(self, x: Any) -> MultivariateNormal:
-        return MultivariateNormal(torch.zeros(x.shape[:-1], dtype=torch.float64), self.covar_module(x))
 
 
 def problem(number: int, dim: int, train: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -51,34 +44,20 @@ def problem(number: int, dim: int, train: int) -> tuple[Tensor, Tensor, Tensor]:
     return points, f, f[:train] + NOISE * torch.randn(train, generator=generator, dtype=torch.float64)
 
 
-def fitted(
-    points: Tensor, y: Tensor, lengthscale: float, outputscale: float, noise: float, steps: int
-) -> tuple[Model, dict[str, float]]:
+def fitted(points: Tensor, y: Tensor, lengthscale: float, noise: float, steps: int) -> tuple[Any, Row]:
     """A GP of the first nodes, after some steps of Adam."""
-    likelihood = gpytorch.likelihoods.GaussianLikelihood().double()
-    likelihood.noise = noise
     ids = torch.arange(len(y)).unsqueeze(-1)
-    model = Model(ids, y, likelihood, DiffusionKernel(points, lengthscale=lengthscale, time=3.0, features="grid", tol=1e-4))
-    model.covar_module.outputscale = outputscale
-    mll = gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, model)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
-    model.train()
-    losses, start = [], seconds()
-    for _ in tqdm(range(steps), unit="step"):
-        optimizer.zero_grad()
-        loss = -mll(model(ids), y)
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    row = {"fit": seconds() - start}
-    if losses:
-        row.update(first_loss=losses[0], last_loss=losses[-1])
-    row["lengthscale"] = float(model.covar_module.base_kernel.lengthscale.detach())
-    return model.eval(), row
+    model = Exact(ids, y, DiffusionKernel(points, lengthscale=lengthscale, time=3.0, features="grid", tol=1e-4)).double()
+    model.mean_module = gpytorch.means.ZeroMean()
+    model.likelihood.noise, model.covar_module.outputscale = noise, 10.0
+    start = seconds()
+    losses = train(model, steps, rate=0.05)
+    row = {"fit": seconds() - start, "lengthscale": float(model.covar_module.base_kernel.lengthscale.detach())}
+    return model.eval(), row | ({"first_loss": losses[0], "last_loss": losses[-1]} if losses else {})
 
 
 @torch.no_grad()
-def predicted(model: Model, f: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor, dict[str, float]]:
+def predicted(model: Any, f: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor, Row]:
     """Means and standard deviations at nodes."""
     start = seconds()
     posterior = model(nodes)
@@ -94,7 +73,7 @@ def predicted(model: Model, f: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor, d
 
 
 @torch.no_grad()
-def checked(model: Model, y: Tensor, nodes: Tensor, mean: Tensor, deviation: Tensor) -> dict[str, float]:
+def checked(model: Any, y: Tensor, nodes: Tensor, mean: Tensor, deviation: Tensor) -> Row:
     """Against tight solves among the nodes."""
     ids = torch.arange(len(y)).unsqueeze(-1)
     noisy = model.likelihood(model.forward(ids)).lazy_covariance_matrix.evaluate_kernel()
@@ -111,25 +90,25 @@ def checked(model: Model, y: Tensor, nodes: Tensor, mean: Tensor, deviation: Ten
     return {**row, "deviation_ratio_least": float(ratio.min()), "deviation_ratio_most": float(ratio.max())}
 
 
-def run(number: int, train: int, test: int, steps: int) -> dict[str, float]:
-    """3-D."""
-    points, f, y = problem(number, 3, train)
-    model, row = fitted(points, y, 0.15, 10.0, 0.1, steps)
+def cube(number: int, test: int, steps: int) -> Row:
+    """3-D; a fifth of the nodes is hidden."""
+    points, f, y = problem(number, 3, number - test)
+    model, row = fitted(points, y, 0.15, 0.1, steps)
     nodes = torch.arange(number - test, number)
     mean, deviation, found = predicted(model, f, nodes)
     return {**row, **found, **checked(model, y, nodes, mean, deviation), "peak_gb": peak_gigabytes()}
 
 
-def run_plane(number: int, test: int, steps: int) -> dict[str, float]:
+def plane(number: int, test: int, steps: int) -> Row:
     """2-D, lengthscale 0.05; all but the test nodes are observed."""
     points, f, y = problem(number, 2, number - test)
-    model, row = fitted(points, y, 0.05, 10.0, 0.04, steps)
+    model, row = fitted(points, y, 0.05, 0.04, steps)
     _, _, found = predicted(model, f, torch.arange(number - test, number))
     return {**row, **found, "peak_gb": peak_gigabytes()}
 
 
 @torch.no_grad()
-def step_seconds(number: int) -> float:
+def mode_step(number: int) -> Row:
     """Of one product of the system among the modes with ten columns."""
     graph = ImplicitGraph(problem(number, 2, 0)[0], Gaussian(0.02))
     solver = grid_kernel(FourierGrid(graph, 1e-4), Diffusion(3.0)).add_diagonal(torch.tensor(0.1, dtype=torch.float64)).solver()
@@ -140,11 +119,11 @@ def step_seconds(number: int) -> float:
         start = seconds()
         system.preconditioner.solve(system._system(x))
         found.append(seconds() - start)
-    return min(found)
+    return {"seconds": min(found)}
 
 
 @torch.no_grad()
-def run_plain(number: int) -> dict[str, float]:
+def plain(number: int) -> Row:
     """The plain GP: set-up, solve and mean at all observations."""
     points, f, y = problem(number, 2, number)
     graph = ImplicitGraph(points, Gaussian(0.1), normalization=None)
@@ -163,21 +142,25 @@ def run_plain(number: int) -> dict[str, float]:
 
 
 def main() -> None:
-    arguments = options(__doc__, "grid_gp", quick="some 10,000 nodes and 3 steps")
-    parts: dict[str, dict[str, float]] = {}
-    if arguments.quick:
-        parts["3-D, 10,000"] = run(10_000, 8_000, 2_000, 3)
-        parts["2-D, 20,000"] = run_plane(20_000, 2_000, 3)
-        sizes, plain = (10_000, 20_000), (10_000,)
-    else:
-        parts["plane, 1,000,000"] = run_plane(1_000_000, 20_000, 20)
-        parts["plane, 10,000,000"] = run_plane(10_000_000, 20_000, 0)
-        parts["3-D, 100,000"] = run(100_000, 80_000, 20_000, 20)
-        sizes, plain = (100_000, 1_000_000), (100_000, 1_000_000)
-    parts["a step among the modes"] = {f"{number:,}": step_seconds(number) for number in sizes}
-    parts.update({f"plain GP, {number:,}": run_plain(number) for number in plain})
-    lines = [[part, name, f"{value:.6g}"] for part, row in parts.items() for name, value in row.items()]
-    write_report(arguments.out, parts, ["part", "quantity", "value"], lines)
+    with Run(__doc__, "grid_gp", quick="some 10,000 nodes and 3 steps") as run:
+        cases: list[tuple[str, Any, tuple[int, ...]]]
+        if run.quick:
+            cases = [("3-D", cube, (10_000, 2_000, 3)), ("plane", plane, (20_000, 2_000, 3))]
+            cases += [("a step among the modes", mode_step, (number,)) for number in (10_000, 20_000)]
+            cases += [("plain GP", plain, (10_000,))]
+        else:
+            cases = [("plane", plane, (1_000_000, 20_000, 20)), ("plane", plane, (10_000_000, 20_000, 0))]
+            cases += [("3-D", cube, (100_000, 20_000, 20))]
+            cases += [(name, part, (number,)) for name, part in (("a step among the modes", mode_step), ("plain GP", plain))
+                      for number in (100_000, 1_000_000)]  # fmt: skip
+        run.measure([Job("rows", {"part": name, "nodes": sizes[0]}, part, *sizes) for name, part, sizes in cases])
+        lines = [
+            {"part": f"{row['part']}, {row['nodes']:,}", "quantity": name, "value": value}
+            for row in run.rows("rows")
+            for name, value in row.items()
+            if name not in ("part", "nodes")
+        ]
+        run.report(table(lines, {"part": "part", "quantity": "quantity", "value": lambda row: f"{row['value']:.6g}"}))
 
 
 if __name__ == "__main__":

@@ -8,63 +8,58 @@ algorithm linear in N grows by the ratio of the sizes. The error of the adjacenc
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
+import time
+from typing import Any
 
-from tqdm import tqdm
+import torch
 
-from benchmarks.reporting import options, write_report
+from benchmarks.measuring import Row
+from benchmarks.reporting import table
+from benchmarks.runner import Job, Run
+from swing_gp import Diffusion, Gaussian, ImplicitGraph, Walks, graph_kernel
+from swing_gp.utils.memory import peak_gigabytes
 
-ROUTES = {
-    "landmarks": "features='landmarks'",
-    "positive": "features='positive'",
-    "walks, two-sided": "features='positive', walks=Walks(8, temperature=0.3)",
-    "walks, one-sided": "features='positive', walks=Walks(8, temperature=0.3, sides=1)",
+ROUTES: dict[str, dict[str, Any]] = {
+    "landmarks": {"features": "landmarks"},
+    "positive": {"features": "positive"},
+    "walks, two-sided": {"features": "positive", "walks": Walks(8, temperature=0.3)},
+    "walks, one-sided": {"features": "positive", "walks": Walks(8, temperature=0.3, sides=1)},
 }
 
-SCRIPT = """
-import json, time, torch
-from swing_gp.utils.memory import peak_gigabytes
-from swing_gp import Diffusion, Gaussian, ImplicitGraph, Walks, graph_kernel
-torch.set_num_threads(2)
-def run(number):
+
+def once(number: int, route: dict[str, Any]) -> tuple[float, float, Any]:
     points = torch.rand(number, 3, generator=torch.Generator().manual_seed(0))
     graph = ImplicitGraph(points, Gaussian(0.3))
     v = torch.randn(number, 4, generator=torch.Generator().manual_seed(1))
     start = time.perf_counter()
-    K = graph_kernel(graph, Diffusion(1.0), num_features=256, {route})
+    kernel = graph_kernel(graph, Diffusion(1.0), num_features=256, **route)
     built = time.perf_counter()
     for _ in range(5):
-        K @ v
-    return built - start, (time.perf_counter() - built) / 5, K
-run(2000)  # first calls load libraries
-build, apply, K = run({number})
-peak = peak_gigabytes()
-print(json.dumps(dict(build=build, apply=apply, peak_gb=peak, error=K.estimate_error(8).adjacency)))
-"""
+        kernel @ v
+    return built - start, (time.perf_counter() - built) / 5, kernel
 
 
-def measure(number: int, route: str) -> dict[str, float]:
-    """Build and apply once in a fresh process, so that its peak memory is this route's alone."""
-    script = SCRIPT.replace("{route}", route).replace("{number}", str(number))
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    return json.loads(result.stdout.splitlines()[-1])  # pykeops, where installed, prints before it
+def measure(name: str, number: int) -> Row:
+    once(2_000, ROUTES[name])  # first calls load libraries
+    build, apply, kernel = once(number, ROUTES[name])
+    return {"build": build, "apply": apply, "peak_gb": peak_gigabytes(), "error": kernel.estimate_error(8).adjacency}
 
 
 def main() -> None:
-    arguments = options(__doc__, "growth", quick="5,000 and 50,000 nodes in place of 20,000 and 200,000")
-    small, large = (5_000, 50_000) if arguments.quick else (20_000, 200_000)
-    times = [[f"{what} {small:,}", f"{what} {large:,}", "ratio"] for what in ("build", "apply")]
-    header = ["route", *times[0], *times[1], "peak GB", "error"]
-    rows, lines = {}, []
-    for name, route in tqdm(ROUTES.items(), unit="route"):
-        one, two = measure(small, route), measure(large, route)
-        rows[name] = {small: one, large: two}
-        build = [f"{one['build']:.2f} s", f"{two['build']:.2f} s", f"{two['build'] / one['build']:.1f}"]
-        apply = [f"{1e3 * one['apply']:.1f} ms", f"{1e3 * two['apply']:.1f} ms", f"{two['apply'] / one['apply']:.1f}"]
-        lines.append([name, *build, *apply, f"{two['peak_gb']:.2f}", f"{two['error']:.1e}"])
-    write_report(arguments.out, rows, header, lines)
+    with Run(__doc__, "growth", quick="5,000 and 50,000 nodes in place of 20,000 and 200,000") as run:
+        small, large = (5_000, 50_000) if run.quick else (20_000, 200_000)
+        about = [{"route": name, "nodes": number} for name in ROUTES for number in (small, large)]
+        run.measure([Job("rows", row, measure, *row.values()) for row in about])
+        first = {row["route"]: row for row in run.rows("rows") if row["nodes"] == small}
+        columns: dict[str, Any] = {"route": "route"}
+        for what, unit, scale in (("build", "s", 1), ("apply", "ms", 1e3)):
+            columns |= {
+                f"{what} {small:,}, {unit}": lambda r, w=what, k=scale: f"{k * first[r['route']][w]:.2f}",
+                f"{what} {large:,}, {unit}": lambda r, w=what, k=scale: f"{k * r[w]:.2f}",
+                f"{what} ratio": lambda r, w=what: f"{r[w] / first[r['route']][w]:.1f}",
+            }
+        columns |= {"peak GB": ("peak_gb", ".2f"), "error": ("error", ".1e")}
+        run.report(table([row for row in run.rows("rows") if row["nodes"] == large], columns))
 
 
 if __name__ == "__main__":

@@ -10,8 +10,6 @@ Without the folder of meshes, and with --quick, procedural meshes and a terrain 
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
 import warnings
 from pathlib import Path
@@ -20,10 +18,11 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from benchmarks.measuring import Row, isolated
 from benchmarks.normals_data import meshes, terrain
 from benchmarks.normals_methods import BLOCKS, METHODS, WALKED, Task, TooLarge, cosine
 from benchmarks.normals_report import PAPER, report
-from benchmarks.reporting import ResultsFile, isolated, machine_info
+from benchmarks.runner import DATA, Run
 from swing_gp.cli.normals import split
 from swing_gp.io.meshes import Mesh, vertex_normals
 from swing_gp.utils.memory import peak_gigabytes
@@ -46,12 +45,12 @@ def number_of_masks(mesh: Mesh, masks: int) -> int:
     return min(masks, FEW_MASKS) if mesh.num_vertices <= SOME_MASKS else 0
 
 
-def score(mesh: Mesh, seed: int) -> list[dict[str, Any]]:
+def score(mesh: Mesh, seed: int) -> list[Row]:
     """The score of every method under one mask."""
     task, masked = make_task(mesh, seed)
     rows = []
     for name, method in METHODS.items():
-        row: dict[str, Any] = {"mesh": mesh.name, "vertices": mesh.num_vertices, "seed": seed, "method": name}
+        row: Row = {"mesh": mesh.name, "vertices": mesh.num_vertices, "seed": seed, "method": name}
         try:
             if name in WALKED and mesh.num_vertices > BLOCKS and seed >= FEW_MASKS:
                 raise TooLarge(f"walks above {BLOCKS:,} vertices are scored on {FEW_MASKS} masks")
@@ -62,7 +61,7 @@ def score(mesh: Mesh, seed: int) -> list[dict[str, Any]]:
     return rows
 
 
-def clock(mesh: Mesh) -> list[dict[str, Any]]:
+def clock(mesh: Mesh) -> list[Row]:
     """Seconds of every method on one mesh. Settings are chosen before the clock starts, except where that is the method."""
     warnings.simplefilter("ignore")
     small, _ = make_task(terrain(16), 0)
@@ -71,7 +70,7 @@ def clock(mesh: Mesh) -> list[dict[str, Any]]:
         getattr(task, settings)
     rows = []
     for name, method in METHODS.items():
-        row: dict[str, Any] = {"mesh": mesh.name, "vertices": mesh.num_vertices, "method": name}
+        row: Row = {"mesh": mesh.name, "vertices": mesh.num_vertices, "method": name}
         try:
             method(small)  # libraries load, plans are made
             row["gigabytes_before"] = peak_gigabytes()
@@ -87,34 +86,24 @@ def clock(mesh: Mesh) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="two masks of two small procedural meshes")
-    parser.add_argument("--masks", type=int, default=10, help="masks of a mesh, at most (%(default)s)")
-    parser.add_argument("--resume", action="store_true", help="keep what is in the results already")
-    parser.add_argument("--meshes", type=Path, default=Path("../shared/data/meshes"), help="a folder (%(default)s)")
-    parser.add_argument("--out", type=Path, default=Path("results/normals"), help="where the results go (%(default)s)")
-    arguments = parser.parse_args()
-    warnings.simplefilter("ignore")
-    found = meshes(arguments.meshes, quick=arguments.quick)
-    masks = 2 if arguments.quick else arguments.masks
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    path = arguments.out / "results.json"
-    content: dict[str, Any] = {"machine": machine_info(), "mask": MASK}
-    if arguments.resume and path.exists():
-        content |= {key: rows for key, rows in json.loads(path.read_text()).items() if key in ("times", "scores")}
-    with ResultsFile(path, content) as results:
-        timed = [mesh for mesh in found if arguments.quick or mesh.num_vertices >= TIMED_FROM]
-        have = {row["mesh"] for row in results.content.get("times", [])}
-        for mesh in (bar := tqdm([mesh for mesh in timed if mesh.name not in have], desc="times", unit="mesh")):
+    options: dict[str, dict[str, Any]] = {
+        "masks": {"type": int, "default": 10, "help": "masks of a mesh, at most (%(default)s)"},
+        "meshes": {"type": Path, "default": DATA / "meshes", "help": "a folder (%(default)s)"},
+    }
+    with Run(__doc__, "normals", quick="two masks of two small procedural meshes", **options) as run:
+        warnings.simplefilter("ignore")
+        found = meshes(run.given.meshes, quick=run.quick)
+        timed = [mesh for mesh in found if run.quick or mesh.num_vertices >= TIMED_FROM]
+        for mesh in (bar := tqdm(timed, desc="times", unit="mesh")):
             bar.set_postfix_str(mesh.name)
             for row in isolated(clock, mesh):
-                results.append("times", row)
-        scored = {(row["mesh"], row["seed"]) for row in results.content.get("scores", [])}
+                run.keep("times", row)
+        masks = 2 if run.quick else run.given.masks
         jobs = [(mesh, seed) for mesh in found for seed in range(number_of_masks(mesh, masks))]
-        for mesh, seed in tqdm([job for job in jobs if (job[0].name, job[1]) not in scored], desc="scores", unit="mask"):
+        for mesh, seed in tqdm(jobs, desc="scores", unit="mask"):
             for row in score(mesh, seed):
-                results.append("scores", row)
-    report(results.content, arguments.out)
+                run.keep("scores", row)
+        run.report(*report(run.rows("scores"), run.rows("times"), MASK))
 
 
 if __name__ == "__main__":

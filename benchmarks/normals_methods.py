@@ -13,13 +13,10 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import scipy.sparse
-import scipy.spatial
 import torch
-from linear_operator.utils.lanczos import lanczos_tridiag
-from scipy.sparse.linalg import LinearOperator, expm_multiply
 from torch import Tensor
 
+from benchmarks.explicit import Product, by_expm_multiply, by_lanczos, gaussian_list, normalized
 from swing_gp import (
     Diffusion,
     Gaussian,
@@ -189,31 +186,17 @@ def brute_force(task: Task, chosen: Selection, most: int = MOST_DENSE) -> Tensor
     return kernel @ task.spread
 
 
+def product_with(matrix: Any) -> Product:
+    return lambda v: torch.from_numpy(np.asarray(matrix @ v.numpy()))
+
+
 def al_mohy(task: Task, matrix: Any) -> Tensor:
-    time, size = float(task.diffusion.series.time), len(task.points)
-
-    def product(v: np.ndarray) -> np.ndarray:
-        return time * (matrix @ v - v)
-
-    operator = LinearOperator((size, size), matvec=product, rmatvec=product, matmat=product, rmatmat=product, dtype=np.float64)
-    trace = time * (float(matrix.diagonal().sum()) - size)
-    return torch.from_numpy(expm_multiply(operator, task.spread.numpy(), traceA=trace))
+    time, trace = float(task.diffusion.series.time), float(matrix.diagonal().sum())
+    return by_expm_multiply(product_with(matrix), trace, task.spread, time)
 
 
 def lanczos(task: Task, matrix: Any) -> Tensor:
-    time, size = float(task.diffusion.series.time), len(task.points)
-    columns = []
-    for column in task.spread.mT:
-        start = column.unsqueeze(-1)
-        steps = min(LANCZOS_STEPS, size)
-
-        def product(v: Tensor) -> Tensor:
-            return torch.from_numpy(np.asarray(matrix @ v.numpy()))
-
-        basis, tridiagonal = lanczos_tridiag(product, steps, start.dtype, start.device, (size, size), init_vecs=start)
-        values, vectors = torch.linalg.eigh(tridiagonal)
-        columns.append(start.norm() * (basis @ (vectors @ ((time * (values - 1)).exp() * vectors[0]))))
-    return torch.stack(columns, -1)
+    return by_lanczos(product_with(matrix), task.spread, float(task.diffusion.series.time), LANCZOS_STEPS)
 
 
 def dense_matrix(task: Task) -> np.ndarray:
@@ -221,17 +204,10 @@ def dense_matrix(task: Task) -> np.ndarray:
     return dense_weights(task.diffusion.graph).numpy()
 
 
-def listed_matrix(task: Task) -> scipy.sparse.csr_array:
+def listed_matrix(task: Task) -> Any:
     """The same matrix from our own neighbour list, as an explicit sparse graph."""
     graph = task.diffusion.graph
-    points = graph.edge.scaled(graph.points).numpy()
-    tree = scipy.spatial.cKDTree(points)
-    pairs = tree.query_pairs(list_cutoff(graph, LISTED), output_type="ndarray")
-    weights = np.exp(-0.5 * np.square(points[pairs[:, 0]] - points[pairs[:, 1]]).sum(-1))
-    upper = scipy.sparse.coo_array((weights, (pairs[:, 0], pairs[:, 1])), shape=(len(points), len(points))).tocsr()
-    matrix = upper + upper.T + scipy.sparse.eye_array(len(points), format="csr")
-    root = scipy.sparse.diags_array(matrix.sum(axis=1) ** -0.5)
-    return (root @ matrix @ root).tocsr()
+    return normalized(gaussian_list(graph.edge.scaled(graph.points).numpy(), list_cutoff(graph, LISTED)))
 
 
 def grf(task: Task) -> Tensor:
@@ -276,12 +252,8 @@ def exact_walks(task: Task) -> Tensor:
 # Ours
 
 
-def collapsed(task: Task, features: str, **words: Any) -> Tensor:
-    try:
-        operator = graph_kernel(task.diffusion.graph, task.diffusion.series, features=features, **words)
-    except ValueError as error:  # too many modes
-        raise TooLarge(str(error).split(":")[0]) from error
-    return operator @ task.spread
+def auto(task: Task) -> Tensor:
+    return graph_kernel(task.diffusion.graph, task.diffusion.series, tol=TOL_OF_SUMS) @ task.spread
 
 
 def default(task: Task, rule: str) -> Tensor:
@@ -296,16 +268,12 @@ METHODS: dict[str, Callable[[Task], Tensor]] = {
     "BF": lambda task: brute_force(task, task.diffusion),
     "Al-Mohy, dense W": lambda task: al_mohy(task, dense_matrix(task)),
     "Lanczos, dense W": lambda task: lanczos(task, dense_matrix(task)),
-    "Al-Mohy, our list": lambda task: al_mohy(task, listed_matrix(task)),
     "Lanczos, our list": lambda task: lanczos(task, listed_matrix(task)),
     "GRF, our list": grf,
     "SWING as printed": lambda task: tuned_walks(task, printed=True),
     "lookahead walks, features": lambda task: tuned_walks(task, printed=False),
     "lookahead walks, exact moves": exact_walks,
-    "landmarks": lambda task: collapsed(task, "landmarks"),
-    "grid": lambda task: collapsed(task, "grid", tol=1e-8),
-    "neighbors": lambda task: collapsed(task, "neighbors", tol=TOL_OF_SUMS),
-    "auto": lambda task: collapsed(task, "auto", tol=TOL_OF_SUMS),
+    "auto": auto,
     "paper's rule, settings and kernel chosen": lambda task: default(task, "paper"),
     "GP rule, settings and kernel chosen": lambda task: default(task, "gp"),
 }

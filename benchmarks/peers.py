@@ -13,80 +13,98 @@ Regressions train by the same number of steps of Adam; the training mean stands 
 
 from __future__ import annotations
 
-import argparse
 import tempfile
+from collections.abc import Iterable
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
-from tqdm import tqdm
-
-from benchmarks.peers_models import MODELS, measure_regression
-from benchmarks.peers_packages import PACKAGES, installed
+from benchmarks.measuring import Row, attempted
+from benchmarks.peers_models import MODELS, REFERENCE, measure_regression
+from benchmarks.peers_packages import installed
 from benchmarks.peers_problems import problems
 from benchmarks.peers_products import CLOUDS, METHODS, GraphCase, measure_product, truth
-from benchmarks.peers_report import report
-from benchmarks.regression_data import Problem
-from benchmarks.reporting import ResultsFile, attempted, machine_info
+from benchmarks.reporting import table
+from benchmarks.runner import DATA, Job, Run
+from benchmarks.scaling import total
 
 SIZES, QUICK_SIZES = (1_000, 4_000, 10_000, 100_000), (1_000,)
 STEPS, QUICK_STEPS = 30, 10
+AUTO = "swing_gp, auto"
 
 
-def product_jobs(quick: bool, have: set[str | None], clouds: list[str]) -> list[tuple[GraphCase, list[str]]]:
-    """The methods that hold each case."""
-    cases = [GraphCase(cloud, number) for cloud in clouds for number in (QUICK_SIZES if quick else SIZES)]
-    return [
-        (case, [name for name, m in METHODS.items() if m.package in have and case.number <= m.most.get(case.cloud, 0)])
-        for case in cases
-    ]
+def measure_products(run: Run, clouds: Iterable[str], have: set[str | None]) -> None:
+    """By every method that holds a case."""
+    for case in [GraphCase(cloud, number) for cloud in clouds for number in (QUICK_SIZES if run.quick else SIZES)]:
+        names = [name for name, m in METHODS.items() if m.package in have and case.number <= m.most.get(case.cloud, 0)]
+        with tempfile.TemporaryDirectory() as folder:
+            path = f"{folder}/truth.pt"
+            about = {"cloud": case.cloud, "number": case.number, **attempted(truth, case, path)}
+            run.measure([Job("products", {"method": name, **about}, measure_product, case, name, path) for name in names])
 
 
-def regression_jobs(found: list[Problem], quick: bool, have: set[str | None]) -> list[tuple[Problem, str]]:
-    jobs = []
-    for problem in found:
-        size = len(problem.x) + len(problem.x_test)
-        for name, model in MODELS.items():
-            holds = model.most is None or size <= model.most
-            if holds and model.package in have and (model.quick or not quick):
-                jobs.append((problem, name))
-    return jobs
+def measure_regressions(run: Run, have: set[str | None]) -> None:
+    for problem in problems(run.given.data, quick=run.quick):
+        train, test = len(problem.x), len(problem.x_test)
+        steps = QUICK_STEPS if run.quick else STEPS
+        names = [name for name, m in MODELS.items() if m.package in have and (m.most is None or train + test <= m.most)]
+        about = {"problem": problem.name, "train": train, "test": test, "steps": steps}
+        run.measure([Job("regressions", {"method": name, **about}, measure_regression, problem, name, steps) for name in names])
+
+
+def product_table(rows: list[Row]) -> str:
+    auto = next((row for row in rows if row["method"] == AUTO), {})
+    columns: dict[str, Any] = {
+        "method": "method",
+        "set-up s": ("setup", ".2g"),
+        "K v s": ("kv", ".2g"),
+        "set-up + 10 K v, over auto's": lambda row: f"{total(row) / total(auto):.2g}",
+        "peak GB": ("peak_gb", ".2g"),
+        "relative error": ("error", ".1e"),
+    }
+    guess = {"method": "the guess alpha_0 v", "error": rows[0].get("trivial")}
+    return f"{table([*rows, guess], columns)}\n\nTruth: {rows[0].get('reference', 'none')}."
+
+
+def regression_table(rows: list[Row]) -> str:
+    ours = next((row for row in rows if row["method"] == REFERENCE), {})
+    columns: dict[str, Any] = {
+        "model": "method",
+        "fit s": ("fit", ".2g"),
+        "predict s": ("predict", ".2g"),
+        "both over ours": lambda row: f"{(row['fit'] + row['predict']) / (ours['fit'] + ours['predict']):.2g}",
+        "peak GB": ("peak_gb", ".2g"),
+        "RMSE": ("rmse", ".3g"),
+        "NLPD": ("nlpd", ".3f"),
+        "covered by 95%": ("coverage", ".0%"),
+    }
+    return table(rows, columns)
+
+
+def report(run: Run) -> list[str]:
+    versions = ", ".join(f"{name} {version}" for name, version in run.content["versions"].items())
+    parts = ["# Beside the peers", versions, "## Kernel products"]
+    for (cloud, number), group in groupby(run.rows("products"), key=lambda row: (row["cloud"], row["number"])):
+        parts += [f"### {cloud}, {number:,} nodes: {CLOUDS[cloud]}", product_table(list(group))]
+    parts += ["## GP regressions", "NLPD is that of the standardised target."] if run.rows("regressions") else []
+    for problem, group in groupby(run.rows("regressions"), key=lambda row: row["problem"]):
+        rows = list(group)
+        parts += [f"### {problem}: {rows[0]['train']:,} observed, {rows[0]['test']:,} held out", regression_table(rows)]
+    return parts
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="1,000 nodes and one small regression: about a minute")
-    parser.add_argument("--cloud", choices=list(CLOUDS), help="products on this cloud alone, and no regressions")
-    parser.add_argument("--data", type=Path, default=Path("../shared/data/regression"), help="a folder of .npz (%(default)s)")
-    parser.add_argument("--out", type=Path, default=Path("results/peers"), help="where the results go (%(default)s)")
-    arguments = parser.parse_args()
-    versions = installed()
-    for name in (name for name, version in versions.items() if version is None):
-        print(f"{name} is not installed, so it is left out: pip install {PACKAGES[name].project}")
-    have = {None, *(name for name, version in versions.items() if version is not None)}
-    products = product_jobs(arguments.quick, have, [arguments.cloud] if arguments.cloud else list(CLOUDS))
-    found = [] if arguments.cloud else problems(arguments.data, quick=arguments.quick)
-    regressions = regression_jobs(found, arguments.quick, have)
-    steps = QUICK_STEPS if arguments.quick else STEPS
-    content = {"machine": machine_info(), "versions": versions, "steps": steps}
-    with (
-        ResultsFile(arguments.out / "results.json", content) as results,
-        tempfile.TemporaryDirectory() as folder,
-        tqdm(total=sum(1 + len(names) for _, names in products) + len(regressions), unit="run") as progress,
-    ):
-        for case, names in products:
-            path = str(Path(folder) / "truth.pt")
-            progress.set_description(f"{case.cloud}, {case.number:,}: truth")
-            common = {"cloud": case.cloud, "number": case.number, **attempted(truth, case, path)}
-            progress.update()
-            for name in names:
-                progress.set_description(f"{case.cloud}, {case.number:,}: {name}")
-                results.append("products", {**common, "method": name, **attempted(measure_product, case, name, path)})
-                progress.update()
-        for problem, name in regressions:
-            progress.set_description(f"{problem.name}: {name}")
-            common = {"problem": problem.name, "train": len(problem.x), "test": len(problem.x_test), "method": name}
-            results.append("regressions", {**common, **attempted(measure_regression, problem, name, steps)})
-            progress.update()
-    report(arguments.out)
+    options: dict[str, dict[str, Any]] = {
+        "cloud": {"choices": list(CLOUDS), "help": "products on this cloud alone, and no regressions"},
+        "data": {"type": Path, "default": DATA / "regression", "help": "a folder of .npz (%(default)s)"},
+    }
+    with Run(__doc__, "peers", quick="1,000 nodes and one small regression: about a minute", **options) as run:
+        run.content["versions"] = installed()
+        have = {None, *run.content["versions"]}
+        measure_products(run, [run.given.cloud] if run.given.cloud else CLOUDS, have)
+        if run.given.cloud is None:
+            measure_regressions(run, have)
+        run.report(*report(run))
 
 
 if __name__ == "__main__":

@@ -8,12 +8,9 @@ of ten neighbours). One of our rows is held to the same graph, the others learn 
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
-import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,9 +22,11 @@ import scipy.spatial
 import torch
 from torch import Tensor
 
+from benchmarks.explicit import normalized
+from benchmarks.gps import predict, train
+from benchmarks.measuring import Clock, Row, scores
 from benchmarks.peers_packages import grf_kernel_of, heat_kernel_of, softplus_inverse
 from benchmarks.peers_problems import spiral
-from benchmarks.peers_products import normalized
 from benchmarks.regression_data import Problem
 from benchmarks.regression_models import Exact, fourier, rbf
 from swing_gp import DiffusionKernel, Gaussian, GraphGPRegressor
@@ -47,11 +46,9 @@ WALKS, WALK_LENGTH, WALK_TIME, HALTING, SAMPLES = 25, 20, 10.0, 0.1, 64
 
 @dataclass
 class Parts:
-    """A model, its training data and the test inputs in the form it takes them."""
+    """A model, and the test inputs in the form it takes them."""
 
     model: Any
-    x: Tensor
-    y: Tensor
     x_test: Tensor
 
 
@@ -86,7 +83,7 @@ def ours(problem: Problem) -> Parts:
     model = started(Exact(x, y, kernel).double())
     with torch.no_grad():  # GeometricKernels starts at a mean variance of one; so do we
         model.covar_module.outputscale = 1 / float(kernel(x, diag=True).mean())
-    return Parts(model, x, y, x_test)
+    return Parts(model, x_test)
 
 
 def geometric_kernels(problem: Problem) -> Parts:
@@ -97,7 +94,7 @@ def geometric_kernels(problem: Problem) -> Parts:
     root = float(np.sqrt(2 * TIME))
     kernel = GPyTorchGeometricKernel(heat, lengthscale=root, nu=float("inf"), lengthscale_constraint=as_logarithm())
     x, y, x_test = by_node(problem)
-    return Parts(started(Exact(x, y, kernel).double()), x, y, x_test)
+    return Parts(started(Exact(x, y, kernel).double()), x_test)
 
 
 def fast_graph_gp(problem: Problem) -> Parts:
@@ -116,7 +113,7 @@ def fast_graph_gp(problem: Problem) -> Parts:
         variance = float(kernel(x[:200]).to_dense().diagonal().mean())
         kernel.raw_sigma_f.fill_(softplus_inverse(float(kernel.sigma_f) / variance**0.5))
     likelihood = gpytorch.likelihoods.GaussianLikelihood().double()
-    return Parts(started(GRFGP(x.squeeze(-1), y, likelihood, kernel)), x.squeeze(-1), y, x_test.squeeze(-1))
+    return Parts(started(GRFGP(x.squeeze(-1), y, likelihood, kernel)), x_test.squeeze(-1))
 
 
 def in_space(make: Callable[[int], Any], dtype: torch.dtype, most: int | None = None) -> Callable[[Problem], Parts]:
@@ -126,111 +123,62 @@ def in_space(make: Callable[[int], Any], dtype: torch.dtype, most: int | None = 
         some = torch.randperm(len(problem.x), generator=torch.Generator().manual_seed(0))[:most]
         x, y = (torch.from_numpy(part)[some].to(dtype) for part in (problem.x, problem.y))
         model = started(Exact(x, y, make(x.shape[1])).to(dtype))
-        return Parts(model, x, y, torch.from_numpy(problem.x_test).to(dtype))
+        return Parts(model, torch.from_numpy(problem.x_test).to(dtype))
 
     return build
-
-
-@contextlib.contextmanager
-def factorised() -> Iterator[None]:
-    """Cholesky for all sizes: faster here than conjugate gradients."""
-    with gpytorch.settings.max_cholesky_size(2 * EXACT):
-        yield
-
-
-@contextlib.contextmanager
-def matrix_free() -> Iterator[None]:
-    """KeOps for all sizes; variances from one Lanczos run, because KeOps compiles anew for every number of columns."""
-    with gpytorch.settings.max_cholesky_size(2), gpytorch.settings.fast_pred_var():
-        yield
-
-
-def keops_rbf(dim: int) -> Any:
-    import pykeops
-
-    pykeops.set_verbose(False)
-    from gpytorch.kernels.keops import RBFKernel
-
-    return RBFKernel(ard_num_dims=dim)
 
 
 # Training and prediction
 
 
-def fit(parts: Parts, steps: int) -> None:
-    objective = gpytorch.mlls.ExactMarginalLogLikelihood(parts.model.likelihood, parts.model)
-    trainable = [parameter for parameter in parts.model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.Adam(trainable, lr=RATE)
-    parts.model.train()
-    for _ in range(steps):
-        optimizer.zero_grad()
-        (-objective(parts.model(parts.x), parts.y)).backward()
-        optimizer.step()
-
-
-@torch.no_grad()
-def predict(parts: Parts) -> tuple[np.ndarray, np.ndarray]:
+def observations(parts: Parts) -> tuple[np.ndarray, np.ndarray]:
     """Means and variances of new observations at the test inputs."""
     model = parts.model.eval()
-    if hasattr(model, "predict"):  # fast-graph-gp: of the function, by samples
+    if not hasattr(model, "predict"):
+        return predict(model, model.likelihood, parts.x_test)
+    with torch.no_grad():  # fast-graph-gp: of the function, by samples
         posterior = model.predict(parts.x_test, batch_size=SAMPLES)
-        mean, variance = posterior.mean, posterior.variance + model.likelihood.noise
-    else:
-        chunks = [model.likelihood(model(chunk)) for chunk in parts.x_test.split(EXACT)]
-        mean, variance = (torch.cat([getattr(chunk, what) for chunk in chunks]) for what in ("mean", "variance"))
-    return mean.double().numpy(), variance.double().numpy()
+        return posterior.mean.numpy(), (posterior.variance + model.likelihood.noise).numpy()
 
 
-Outcome = tuple[np.ndarray, np.ndarray, dict[str, float]]  # means, variances and seconds
+Fitted = Callable[[], tuple[np.ndarray, np.ndarray]]  # means and variances at the test inputs
 
 
-def trained(
-    build: Callable[[Problem], Parts], settings: Callable[[], AbstractContextManager] = contextlib.nullcontext
-) -> Callable[[Problem, int], Outcome]:
-    def run(problem: Problem, steps: int) -> Outcome:
+def trained(build: Callable[[Problem], Parts]) -> Callable[[Problem, int], Fitted]:
+    def fit(problem: Problem, steps: int) -> Fitted:
         torch.manual_seed(0)
-        with settings():
-            start = time.perf_counter()
-            parts = build(problem)
-            built = time.perf_counter()
-            fit(parts, steps)
-            fitted = time.perf_counter()
-            mean, variance = predict(parts)
-            end = time.perf_counter()
-        return mean, variance, {"setup": built - start, "step": (fitted - built) / steps, "predict": end - fitted}
+        parts = build(problem)
+        train(parts.model, steps, rate=RATE)
+        return lambda: observations(parts)
 
-    return run
+    return fit
 
 
-def regressor(kernel: str) -> Callable[[Problem, int], Outcome]:
+def regressor(kernel: str) -> Callable[[Problem, int], Fitted]:
     """GraphGPRegressor as it comes: it learns the lengthscale too, and may stop early."""
 
-    def run(problem: Problem, steps: int) -> Outcome:
-        start = time.perf_counter()
-        GraphGPRegressor(kernel, max_steps=0).fit(problem.x, problem.y, X_unlabeled=problem.x_test)
-        built = time.perf_counter()
+    def fit(problem: Problem, steps: int) -> Fitted:
         model = GraphGPRegressor(kernel, max_steps=steps).fit(problem.x, problem.y, X_unlabeled=problem.x_test)
-        fitted = time.perf_counter()
-        mean, deviation = model.predict(problem.x_test, return_std=True)
-        end = time.perf_counter()
-        step = max(0.0, fitted - 2 * built + start) / len(model.losses_)
-        return mean, deviation**2 + model.noise_**2, {"setup": built - start, "step": step, "predict": end - fitted}
 
-    return run
+        def predicted() -> tuple[np.ndarray, np.ndarray]:
+            mean, deviation = model.predict(problem.x_test, return_std=True)
+            return mean, deviation**2 + model.noise_**2
+
+        return predicted
+
+    return fit
 
 
-def training_mean(problem: Problem, steps: int) -> Outcome:
+def training_mean(problem: Problem, steps: int) -> Fitted:
     """The trivial baseline: mean and variance of the targets."""
-    size = len(problem.x_test)
-    return np.zeros(size), np.ones(size), {"setup": 0.0, "step": 0.0, "predict": 0.0}
+    return lambda: (np.zeros(len(problem.x_test)), np.ones(len(problem.x_test)))
 
 
 @dataclass(frozen=True)
 class Model:
-    run: Callable[[Problem, int], Outcome]
+    fit: Callable[[Problem, int], Fitted]
     most: int | None = None  # nodes, or points, that it holds or finishes in a minute or two
     package: str | None = None
-    quick: bool = True
 
 
 REFERENCE = "swing_gp DiffusionKernel, chosen graph"
@@ -239,28 +187,20 @@ MODELS = {
     REFERENCE: Model(trained(ours)),
     "swing_gp GraphGPRegressor, diffusion": Model(regressor("diffusion")),
     "swing_gp GraphGPRegressor, LogMatern": Model(regressor("log_matern")),
-    "GeometricKernels heat, chosen graph": Model(trained(geometric_kernels, factorised), 4_000, "GeometricKernels"),
+    "GeometricKernels heat, chosen graph": Model(trained(geometric_kernels), 4_000, "GeometricKernels"),
     "fast-graph-gp, 10 neighbours": Model(trained(fast_graph_gp), 4_000, "fast-graph-gp"),
-    "GPyTorch exact RBF": Model(trained(in_space(rbf, torch.float64, EXACT), factorised)),
-    # Its first use compiles for a minute or two.
-    "GPyTorch KeOps RBF": Model(trained(in_space(keops_rbf, torch.float32), matrix_free), 4_000, "KeOps", quick=False),
+    "GPyTorch exact RBF": Model(trained(in_space(rbf, torch.float64, EXACT))),
     "GPyTorch RFFKernel, 256 features": Model(trained(in_space(fourier, torch.float32))),
 }
 
 
-def measure_regression(problem: Problem, name: str, steps: int) -> dict[str, Any]:
+def measure_regression(problem: Problem, name: str, steps: int) -> Row:
     """Seconds, peak memory, and scores on the test inputs."""
     torch.set_num_threads(multiprocessing.cpu_count())
     warnings.simplefilter("ignore")
-    run = MODELS[name].run
-    run(spiral(300, observed=0.1), 1)  # libraries load, code is compiled
-    mean, variance, seconds = run(problem, steps)
-    error = problem.y_test - mean
-    return {
-        **seconds,
-        "total": seconds["setup"] + steps * seconds["step"] + seconds["predict"],
-        "peak_gb": peak_gigabytes(),
-        "rmse": float(np.sqrt(np.mean(error**2)) * problem.unit),
-        "nlpd": float(np.mean(0.5 * (np.log(2 * np.pi * variance) + error**2 / variance))),
-        "covered": float(np.mean(np.abs(error) < 1.96 * np.sqrt(variance))),
-    }
+    fit, clock = MODELS[name].fit, Clock()
+    with gpytorch.settings.max_cholesky_size(2 * EXACT):  # faster here than conjugate gradients
+        fit(spiral(300, observed=0.1), 1)()  # libraries load, code is compiled
+        predicted = clock.time("fit", lambda: fit(problem, steps))
+        mean, variance = clock.time("predict", predicted)
+    return {**clock.row, "peak_gb": peak_gigabytes(), **scores(problem.y_test, mean, variance, problem.unit)}

@@ -6,7 +6,6 @@ import importlib.metadata
 import importlib.util
 import logging
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,31 +13,28 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
-__all__ = ["PACKAGES", "Package", "chebyshev_filter_of", "grf_kernel_of", "heat_kernel_of", "installed", "softplus_inverse"]
+__all__ = ["chebyshev_filter_of", "grf_kernel_of", "heat_kernel_of", "installed", "softplus_inverse"]
 
 
-@dataclass(frozen=True)
-class Package:
-    module: str
-    project: str  # what pip calls it
-    about: str
-
-
+# What a package is imported as, and what pip calls it.
 PACKAGES = {
-    "GPyTorch": Package("gpytorch", "gpytorch", "exact GPs, random Fourier features"),
-    "GeometricKernels": Package("geometric_kernels", "geometric_kernels", "heat kernels by a dense eigendecomposition"),
-    "fast-graph-gp": Package("grf_gp", "fast-graph-gp", "graph random features and pathwise conditioning on sparse graphs"),
-    "PyGSP": Package("pygsp", "pygsp", "filters of sparse graphs by Chebyshev polynomials"),
-    "KeOps": Package("pykeops", "pykeops", "exact products with matrices that are never stored"),
+    "GPyTorch": ("gpytorch", "gpytorch"),
+    "GeometricKernels": ("geometric_kernels", "geometric_kernels"),
+    "fast-graph-gp": ("grf_gp", "fast-graph-gp"),
+    "PyGSP": ("pygsp", "pygsp"),
+    "KeOps": ("pykeops", "pykeops"),
 }
 
 
-def installed() -> dict[str, str | None]:
-    """The versions of the peers that are there; None for those that are not."""
-    return {
-        name: importlib.metadata.version(package.project) if importlib.util.find_spec(package.module) else None
-        for name, package in PACKAGES.items()
-    }
+def installed() -> dict[str, str]:
+    """The versions of the peers that are there; the others are named."""
+    versions = {}
+    for name, (module, project) in PACKAGES.items():
+        if importlib.util.find_spec(module) is None:
+            print(f"{name} is not installed, so it is left out: pip install {project}")
+        else:
+            versions[name] = importlib.metadata.version(project)
+    return versions
 
 
 def heat_kernel_of(weights: Tensor, levels: int | None, *, normalize: bool) -> Any:  # (N, N)

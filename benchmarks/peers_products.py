@@ -10,27 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import scipy.sparse
-import scipy.spatial
 import torch
 from scipy.sparse.linalg import expm_multiply
 from torch import Tensor
 
+from benchmarks.explicit import by_lanczos, by_taylor, dense_weights, keops_weights, normalized, within
+from benchmarks.measuring import Row, least, relative
 from benchmarks.peers_packages import chebyshev_filter_of, grf_kernel_of, heat_kernel_of
-from benchmarks.scaling_runs import (
-    TIME,
-    TOL,
-    Case,
-    bumpy_sphere,
-    by_lanczos,
-    clock,
-    dense_weights,
-    keops_weights,
-    relative,
-    tightest_kernel,
-)
-from swing_gp import Ball, Diffusion, ImplicitGraph, NeighborFeatures, SparseGraph, graph_kernel, grf_kernel
+from benchmarks.scaling_runs import EXACT, TIME, TOL, Case, bumpy_sphere, tightest_kernel
+from swing_gp import Ball, Diffusion, ImplicitGraph, NeighborFeatures, SparseGraph, graph_kernel
 from swing_gp.utils.memory import peak_gigabytes
 
 __all__ = ["CLOUDS", "METHODS", "GraphCase", "measure_product", "truth"]
@@ -45,8 +34,6 @@ CLOUDS = {
     GIVEN: "the same epsilon-graph, given as a SciPy matrix, which everybody starts from",
 }
 UNWEIGHTED = (EPSILON, GIVEN)
-EXACT = 10_000  # nodes up to which the truth takes a dense matrix
-TERMS = 60  # of the Taylor series: 5^60 / 60! is 1e-40
 WALKS, WALK_LENGTH, HALTING = 25, 15, 0.1
 FILTER_ORDER = 30  # of PyGSP, its default
 LIST_TOL = 1e-5
@@ -83,7 +70,8 @@ class GraphCase(Case):
 
 @functools.lru_cache
 def given(case: GraphCase) -> scipy.sparse.csr_array:
-    return unweighted(*case.points())
+    points, radius = case.points()
+    return within(points.double().numpy(), radius)
 
 
 def listed(graph: ImplicitGraph, tol: float) -> scipy.sparse.csr_array:
@@ -94,36 +82,16 @@ def listed(graph: ImplicitGraph, tol: float) -> scipy.sparse.csr_array:
     return scipy.sparse.csr_array(entries, shape=pattern.shape)
 
 
-def unweighted(points: Tensor, radius: float) -> scipy.sparse.csr_array:
-    """All pairs within a radius, and self-loops, by SciPy alone."""
-    pairs = scipy.spatial.cKDTree(points.double().numpy()).query_pairs(radius, output_type="ndarray")
-    ones, shape = np.ones(len(pairs)), (len(points), len(points))
-    upper = scipy.sparse.coo_array((ones, (pairs[:, 0], pairs[:, 1])), shape=shape).tocsr()
-    return upper + upper.T + scipy.sparse.eye_array(len(points), format="csr")
-
-
-def normalized(weights: Any) -> scipy.sparse.csr_array:
-    root = scipy.sparse.diags_array(weights.sum(axis=1) ** -0.5)
-    return (root @ weights @ root).tocsr()
-
-
 # The methods: a graph to a product
 
 
 Product = Callable[[Tensor], Any]
 
 
-def ours(features: str) -> Callable[[GraphCase], Product]:
-    def build(case: GraphCase) -> Product:
-        if case.cloud == GIVEN:
-            return graph_kernel(SparseGraph(given(case)), Diffusion(TIME)).matmul  # to rounding, as SciPy is
-        return graph_kernel(case.graph(), Diffusion(TIME), features=features, tol=TOL).matmul
-
-    return build
-
-
-def our_walks(case: GraphCase) -> Product:
-    return grf_kernel(normalized(case.matrix(LIST_TOL)), Diffusion(TIME), walks=WALKS, halting=HALTING).matmul
+def ours(case: GraphCase) -> Product:
+    if case.cloud == GIVEN:
+        return graph_kernel(SparseGraph(given(case)), Diffusion(TIME)).matmul  # to rounding, as SciPy is
+    return graph_kernel(case.graph(), Diffusion(TIME), tol=TOL).matmul
 
 
 def geometric_kernels(case: GraphCase) -> Product:
@@ -151,7 +119,7 @@ def lanczos(weights: Callable[[Tensor], Callable[[Tensor], Tensor]]) -> Callable
         points, lengthscale = case.points()
         multiply = weights(points / lengthscale)
         scale = multiply(torch.ones(len(points), 1)).rsqrt()
-        return lambda v: by_lanczos(lambda u: scale * multiply(scale * u), scale, v.float())
+        return lambda v: by_lanczos(lambda u: scale * multiply(scale * u), v.float().reshape(len(v), -1), TIME)
 
     return build
 
@@ -175,9 +143,7 @@ class Method:
 
 EVERY = dict.fromkeys(CLOUDS, 100_000)
 METHODS = {
-    "swing_gp, auto": Method(ours("auto"), EVERY),
-    "swing_gp, landmarks": Method(ours("landmarks"), {SURFACE: 10_000, CUBE: 100_000}),
-    "swing_gp, GRF on our list": Method(our_walks, {SURFACE: 10_000, EPSILON: 10_000, GIVEN: 10_000}),
+    "swing_gp, auto": Method(ours, EVERY),
     "GeometricKernels": Method(geometric_kernels, dict.fromkeys(CLOUDS, 4_000), "GeometricKernels"),
     "fast-graph-gp": Method(fast_graph_gp, {SURFACE: 10_000, CUBE: 1_000, EPSILON: 10_000, GIVEN: 10_000}, "fast-graph-gp"),
     "PyGSP": Method(pygsp, {GIVEN: 100_000}, "PyGSP"),
@@ -187,16 +153,7 @@ METHODS = {
 }
 
 
-def least(function: Callable[[], Any]) -> tuple[float, Any]:
-    """The least time of up to five, where they are short: a moment's wait for a core would be many times as long."""
-    times: list[float] = []
-    while len(times) < 5 and sum(times) < 0.5:
-        seconds, result = clock(function)
-        times.append(seconds)
-    return min(times), result
-
-
-def measure_product(case: GraphCase, name: str, reference: str) -> dict[str, Any]:
+def measure_product(case: GraphCase, name: str, reference: str) -> Row:
     """Seconds of set-up and of K v, peak memory, and the relative error."""
     torch.set_num_threads(multiprocessing.cpu_count())
     warnings.simplefilter("ignore")
@@ -210,17 +167,17 @@ def measure_product(case: GraphCase, name: str, reference: str) -> dict[str, Any
     return {"setup": setup, "kv": seconds, "peak_gb": peak_gigabytes(), "error": relative(found, torch.load(reference))}
 
 
-def truth(case: GraphCase, path: str) -> dict[str, Any]:
+def truth(case: GraphCase, path: str) -> Row:
     """Write K v to a file; say what it is and how far off the trivial guess alpha_0 v is."""
     warnings.simplefilter("ignore")
     v = case.vector().double()
     if case.cloud in UNWEIGHTED:
         matrix, name = normalized(given(case)), "Taylor series of the sparse matrix"
-        exact = taylor(lambda u: torch.from_numpy(matrix @ u.numpy()), v)
+        exact = by_taylor(lambda u: torch.from_numpy(matrix @ u.numpy()), v, TIME)
     elif case.number <= EXACT:
         weights, name = case.weights(), "Taylor series of the dense matrix"
         scale = weights.sum(-1, keepdim=True).rsqrt()
-        exact = taylor(lambda u: scale * (weights @ (scale * u)), v)
+        exact = by_taylor(lambda u: scale * (weights @ (scale * u)), v, TIME)
     else:
         tightest, route = tightest_kernel(case.graph(), v)
         if tightest is None or route is None:
@@ -228,12 +185,3 @@ def truth(case: GraphCase, path: str) -> dict[str, Any]:
         exact, name = tightest, f"our own route, {route}"
     torch.save(exact, path)
     return {"reference": name, "trivial": relative(math.exp(-TIME) * v, exact)}
-
-
-def taylor(step: Callable[[Tensor], Tensor], v: Tensor) -> Tensor:
-    """exp(-t) exp(t A) v, term by term: nothing cancels, because the spectrum of A lies in [-1, 1] and mostly above zero."""
-    total = term = v
-    for power in range(1, TERMS):
-        term = TIME / power * step(term)
-        total = total + term
-    return math.exp(-TIME) * total

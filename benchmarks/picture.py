@@ -15,10 +15,10 @@ import gpytorch
 import matplotlib.pyplot as plt
 import torch
 from torch import Tensor
-from tqdm import trange
 
+from benchmarks.gps import train
+from benchmarks.plotting import save_figure
 from benchmarks.regression_models import Exact
-from benchmarks.reporting import save_figure
 from swing_gp import DiffusionKernel
 
 NODES, VALUES, STEPS = 2_000, 40, 100
@@ -33,18 +33,6 @@ def ribbon() -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     truth = torch.sin(1.3 * angle)
     observed = torch.randperm(NODES, generator=generator)[:VALUES]
     return points, angle, truth, observed, truth[observed] + 0.1 * torch.randn(VALUES, generator=generator, dtype=torch.float64)
-
-
-def fit(kernel: gpytorch.kernels.Kernel, x: Tensor, y: Tensor, name: str) -> Exact:
-    model = Exact(x, y, kernel).double()
-    model.likelihood.noise = 0.05
-    objective = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
-    for _ in trange(STEPS, desc=name, unit="step"):
-        optimizer.zero_grad()
-        (-objective(model(x), y)).backward()
-        optimizer.step()
-    return model.eval()
 
 
 def main() -> None:
@@ -69,7 +57,9 @@ def main() -> None:
     order = angle.argsort()
     along = angle[order]
     for axis, (name, kernel) in zip(axes[1:], kernels.items(), strict=True):
-        model = fit(kernel, points[observed], y, name)
+        model = Exact(points[observed], y, kernel).double()
+        model.likelihood.noise = 0.05
+        train(model, STEPS, name=name)
         with torch.no_grad():
             posterior = model(points)
             mean, deviation = posterior.mean, posterior.stddev

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import math
 import multiprocessing
-import time
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from scipy.sparse.linalg import LinearOperator, expm_multiply
 from torch import Tensor
 
+from benchmarks.explicit import Product, by_expm_multiply, by_lanczos, dense_weights, keops_weights
+from benchmarks.measuring import Row, least, relative
 from swing_gp import Diffusion, Gaussian, ImplicitGraph, PairwiseFeatures, graph_kernel
 from swing_gp.operators.exact import exact_kernel_product
 from swing_gp.utils.memory import peak_gigabytes
 
-__all__ = ["OURS", "Case", "measure", "reference"]
+__all__ = ["MOST_KERNEL", "OURS", "Case", "measure", "reference"]
 
 TIME = 5.0
 TOL = 1e-5
@@ -28,7 +25,6 @@ OURS = ("auto", "neighbors", "grid", "landmarks")
 # Nodes up to which the truth is exact, and up to which peers apply the whole kernel; above they only multiply by W.
 EXACT = 10_000
 MOST_KERNEL = 10_000
-LANCZOS_STEPS = 20
 ROWS = 64
 
 
@@ -37,12 +33,9 @@ class Case:
     cloud: str
     number: int
     tol: float = TOL
-    mesh: str | None = None
 
     def points(self) -> tuple[Tensor, float]:
         """The nodes in float32, and the lengthscale."""
-        if self.mesh is not None:
-            return mesh_vertices(Path(self.mesh))
         generator = torch.Generator().manual_seed(0)
         if self.cloud == "surface":
             return bumpy_sphere(self.number)
@@ -70,31 +63,10 @@ def bumpy_sphere(number: int) -> tuple[Tensor, float]:
     return (radius * sphere).float(), 2 * math.sqrt(4 * math.pi / number)
 
 
-def mesh_vertices(path: Path) -> tuple[Tensor, float]:
-    """The vertices of a mesh file with ``vertices`` and ``faces``; the lengthscale is twice the mean edge length."""
-    with np.load(path) as mesh:
-        vertices, faces = mesh["vertices"].astype(np.float32), mesh["faces"]
-    edges = vertices[faces] - vertices[np.roll(faces, 1, axis=1)]
-    return torch.from_numpy(vertices), 2 * float(np.linalg.norm(edges, axis=-1).mean())
-
-
 # One measurement, in a process of its own
 
 
-def clock(function: Callable[[], Any], budget: float = 1.5) -> tuple[float, Any]:
-    """The best of up to five runs, and the last result; a run that takes longer than the budget is not repeated."""
-    best, spent = math.inf, 0.0
-    for _ in range(5):
-        start = time.perf_counter()
-        result = function()
-        seconds = time.perf_counter() - start
-        best, spent = min(best, seconds), spent + seconds
-        if spent > budget:
-            break
-    return best, result
-
-
-def measure(case: Case, method: str, reference: str) -> dict[str, Any]:
+def measure(case: Case, method: str, reference: str) -> Row:
     """Seconds of set-up, W v and K v; peak memory; errors."""
     torch.set_num_threads(multiprocessing.cpu_count())
     warnings.simplefilter("ignore")
@@ -109,38 +81,34 @@ def measure(case: Case, method: str, reference: str) -> dict[str, Any]:
     return row
 
 
-def relative(ours: Any, truth: Tensor) -> float:
-    return float((torch.as_tensor(ours).double().reshape(truth.shape) - truth).norm() / truth.norm())
-
-
-def run_ours(case: Case, method: str) -> dict[str, Any]:
+def run_ours(case: Case, method: str) -> Row:
     graph, v = case.graph(), case.vector()
 
     def build() -> Any:
         return graph_kernel(graph, Diffusion(TIME), features=method, tol=case.tol)
 
-    setup, operator = clock(build)
+    setup, operator = least(build)
     features = operator.features
-    wv, product = clock(lambda: features.evaluate(None, features.project(v)))
+    wv, product = least(lambda: features.evaluate(None, features.project(v)))
     residual = features.node_residual()
     if residual is not None:
         product = product + residual.unsqueeze(-1) * v
-    kv, kernel = clock(lambda: operator @ v)
+    kv, kernel = least(lambda: operator @ v)
     return dict(setup=setup, wv=wv, kv=kv, product=product, kernel=kernel, took=operator.info.method, detail=repr(features))
 
 
-def run_peer(case: Case, method: str) -> dict[str, Any]:
+def run_peer(case: Case, method: str) -> Row:
     points, lengthscale = case.points()
     v = case.vector()
     matrix, solver = method.split(" + ")
-    weights = {"KeOps": keops_weights, "torch": torch_weights, "dense": dense_weights}[matrix]
+    weights = {"KeOps": keops_weights, "dense": dense_weights}[matrix]
 
-    def build() -> tuple[Callable[[Tensor], Tensor], Tensor]:
+    def build() -> tuple[Product, Tensor]:
         multiply = weights(points / lengthscale)
         return multiply, multiply(torch.ones(len(points), 1)).rsqrt()
 
-    setup, (multiply, scale) = clock(build)
-    wv, product = clock(lambda: multiply(v))
+    setup, (multiply, scale) = least(build)
+    wv, product = least(lambda: multiply(v))
     row = dict(setup=setup, wv=wv, kv=None, product=product, kernel=None, took=method, detail="")
     if case.number > MOST_KERNEL:
         return row
@@ -148,63 +116,19 @@ def run_peer(case: Case, method: str) -> dict[str, Any]:
     def step(u: Tensor) -> Tensor:
         return scale * multiply(scale * u)
 
-    exponential = by_expm_multiply if solver == "expm_multiply" else by_lanczos
-    row["kv"], row["kernel"] = clock(lambda: exponential(step, scale, v))
+    def exponential() -> Tensor:
+        if solver == "Lanczos":
+            return by_lanczos(step, v, TIME)
+        return by_expm_multiply(step, float(scale.square().sum()), v, TIME)  # self-loops of weight one
+
+    row["kv"], row["kernel"] = least(exponential)
     return row
-
-
-def keops_weights(scaled: Tensor) -> Callable[[Tensor], Tensor]:
-    import pykeops
-    from pykeops.torch import LazyTensor
-
-    pykeops.set_verbose(False)
-    rows, columns = LazyTensor(scaled.unsqueeze(1)), LazyTensor(scaled.unsqueeze(0))
-    matrix = (-((rows - columns) ** 2).sum(-1) / 2).exp()
-    return lambda v: matrix @ v
-
-
-def torch_weights(scaled: Tensor) -> Callable[[Tensor], Tensor]:
-    """What one writes in plain torch: blocks of rows, by the matrix product of the coordinates."""
-    half = 0.5 * scaled.square().sum(-1, keepdim=True)
-    step = max(1, 2**24 // len(scaled))
-
-    def multiply(v: Tensor) -> Tensor:
-        blocks = (slice(start, start + step) for start in range(0, len(scaled), step))
-        return torch.cat([(scaled[rows] @ scaled.mT - half[rows] - half.mT).exp() @ v for rows in blocks])
-
-    return multiply
-
-
-def dense_weights(scaled: Tensor) -> Callable[[Tensor], Tensor]:
-    half = 0.5 * scaled.square().sum(-1, keepdim=True)
-    matrix = torch.addmm(-half - half.mT, scaled, scaled.mT).exp_()
-    return lambda v: matrix @ v
-
-
-def by_expm_multiply(step: Callable[[Tensor], Tensor], scale: Tensor, v: Tensor) -> np.ndarray:
-    def product(u: np.ndarray) -> np.ndarray:
-        tensor = torch.from_numpy(np.ascontiguousarray(u, dtype=np.float32)).reshape(len(v), -1)
-        return (TIME * (step(tensor) - tensor)).numpy().reshape(u.shape)
-
-    size = (len(v), len(v))
-    matrix = LinearOperator(size, matvec=product, rmatvec=product, matmat=product, rmatmat=product, dtype=np.float32)
-    trace = TIME * (float(scale.square().sum()) - len(v))  # self-loops of weight one
-    return expm_multiply(matrix, v.numpy(), traceA=trace)
-
-
-def by_lanczos(step: Callable[[Tensor], Tensor], scale: Tensor, v: Tensor) -> Tensor:
-    from linear_operator.utils.lanczos import lanczos_tridiag
-
-    basis, tridiagonal = lanczos_tridiag(step, LANCZOS_STEPS, v.dtype, v.device, (len(v), len(v)), init_vecs=v)
-    values, vectors = torch.linalg.eigh(tridiagonal.double())
-    first = vectors @ ((TIME * (values - 1)).exp() * vectors[0])
-    return v.norm() * (basis @ first.to(v).unsqueeze(-1))
 
 
 # The truth of a case, in a process of its own too
 
 
-def reference(case: Case, path: str) -> dict[str, Any]:
+def reference(case: Case, path: str) -> Row:
     """Write exact values to a file; say what they are."""
     warnings.simplefilter("ignore")
     graph, v, series = case.graph(torch.float64), case.vector().double(), Diffusion(TIME)

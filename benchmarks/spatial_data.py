@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import scipy.spatial
 import torch
 from torch import Tensor
 
-__all__ = ["DATA", "Lattice", "heaton", "lattice", "shape"]
+from benchmarks.runner import DATA
 
-DATA = Path("../shared/data")
+__all__ = ["Lattice", "heaton", "lattice", "shape"]
 
 
 @dataclass(frozen=True)

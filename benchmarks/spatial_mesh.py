@@ -1,18 +1,19 @@
-"""Interpolation on a mesh with given hyper-parameters, by whichever ``swing_gp`` is on the path: a script for two versions.
-
-PYTHONPATH=<a checkout> python benchmarks/spatial_mesh.py <mesh.npz> <results.npz>
-"""
+"""The mesh of :mod:`benchmarks.spatial`: interpolation at given hyper-parameters, beside sparse factors."""
 
 from __future__ import annotations
 
-import sys
-import time
+from pathlib import Path
 
 import numpy as np
 import scipy.sparse
 import scipy.sparse.linalg
 import scipy.spatial
 import torch
+
+from benchmarks.measuring import Clock, Row
+from swing_gp import Gaussian, ImplicitGraph, Matern, interpolate
+
+__all__ = ["mesh"]
 
 NU, KAPPA, NOISE, KNOWN, CHECKED = 2, 20.0, 1e-2, 0.2, 50
 
@@ -58,28 +59,15 @@ def exact(vertices: np.ndarray, spacing: float, known: np.ndarray, values: np.nd
     return checked, np.sqrt(variance[:, None] * (weighted * centred).mean(0))
 
 
-def main() -> None:
-    from swing_gp import Gaussian, ImplicitGraph, Matern, interpolate
-
-    vertices, spacing, known, targets = problem(np.load(sys.argv[1])["vertices"])
+def mesh(path: Path) -> Row:
+    """Mean and deviations at all vertices, and the error of the deviations at some."""
+    vertices, spacing, known, targets = problem(np.load(path)["vertices"])
     graph = ImplicitGraph(torch.from_numpy(vertices), Gaussian(spacing))
     ids, values = torch.from_numpy(known), torch.from_numpy(targets[known])
-    start, used = time.perf_counter(), time.process_time()
-    found = interpolate(graph, ids, values, Matern(NU, KAPPA), noise=NOISE)
-    mean, mean_cpu = time.perf_counter() - start, time.process_time() - used
-    print(f"mean: {mean:.1f} s, {mean_cpu:.1f} CPU s", flush=True)
-    deviation = found.std
-    total, cpu = time.perf_counter() - start, time.process_time() - used
+    clock = Clock()
+    found = clock.time("mean", lambda: interpolate(graph, ids, values, Matern(NU, KAPPA), noise=NOISE))
+    deviation = clock.time("deviations", lambda: found.std)
+    checked, truth = exact(vertices, spacing, known, targets[known])
+    ratio = deviation[checked].numpy() / truth
     error = float((found.values - torch.from_numpy(targets)).square().mean().sqrt())
-    np.savez(
-        sys.argv[2],
-        mean=found.values.numpy(),
-        std=deviation.numpy(),
-        times=np.array([mean, mean_cpu, total, cpu]),
-        rmse=error,
-        how=str(found.info.method),
-    )
-
-
-if __name__ == "__main__":
-    main()
+    return {**clock.row, "vertices": len(vertices), "rmse": error, "deviation_error": float(np.sqrt(((ratio - 1) ** 2).mean()))}

@@ -10,10 +10,11 @@ from typing import Any
 import gpytorch
 import numpy as np
 import scipy.spatial
-import scipy.special
 import torch
 from torch import Tensor
 
+from benchmarks.gps import predict
+from benchmarks.measuring import Row, clocked, scores
 from benchmarks.regression_models import Variational, matern
 from benchmarks.spatial_data import Lattice
 from swing_gp import Gaussian, ImplicitGraph, Matern, NeighborFeatures, graph_kernel
@@ -28,7 +29,6 @@ INDUCING, BATCH, EPOCHS = 500, 1024, 5
 NEIGHBORS = 20  # of the Vecchia approximation
 
 Prediction = tuple[np.ndarray, np.ndarray, dict[str, Any]]  # means, variances, remarks
-Row = dict[str, Any]
 
 
 def solver_of(problem: Lattice, nu: float) -> Any:
@@ -64,9 +64,10 @@ def ours(nu: float) -> Callable[[Lattice], Prediction]:
     return fill
 
 
-def cg_steps(problem: Lattice, nu: float) -> int:
-    """Steps of conjugate gradients for the observed values and a constant."""
-    return trend(solver_of(problem, nu), torch.from_numpy(problem.observed))[2]
+def cg_steps(problem: Lattice, nu: float) -> Row:
+    """Steps of conjugate gradients for the observed values and a constant, on a quarter of the lattice and on all of it."""
+    parts = {"quarter": problem.quarter(), "whole": problem}
+    return {name: trend(solver_of(part, nu), torch.from_numpy(part.observed))[2] for name, part in parts.items()}
 
 
 def gpboost_vecchia(problem: Lattice) -> Prediction:
@@ -105,11 +106,8 @@ def svgp(problem: Lattice) -> Prediction:
             optimizer.zero_grad()
             (-objective(model(x[index]), y[index])).backward()
             optimizer.step()
-    model.eval()
-    likelihood.eval()
-    with torch.no_grad(), gpytorch.settings.max_cholesky_size(2 * INDUCING):
-        parts = [likelihood(model(part)) for part in torch.from_numpy(problem.unseen / scale - 1).float().split(4000)]
-        mean, variance = (torch.cat([getattr(part, what) for part in parts]).double().numpy() for what in ("mean", "variance"))
+    with gpytorch.settings.max_cholesky_size(2 * INDUCING):
+        mean, variance = predict(model, likelihood, torch.from_numpy(problem.unseen / scale - 1).float())
     return mean * unit + centre, variance * unit**2, {}
 
 
@@ -139,26 +137,6 @@ MODELS: dict[str, Callable[[Lattice], Prediction]] = {
 }
 
 
-def scores(truth: np.ndarray, mean: np.ndarray, variance: np.ndarray) -> Row:
-    """Errors, the continuous ranked probability score of a normal law, and the interval score and coverage at 95%."""
-    deviation = np.sqrt(variance)
-    error = truth - mean
-    z = error / deviation
-    density = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
-    crps = deviation * (z * (2 * scipy.special.ndtr(z) - 1) + 2 * density - 1 / math.sqrt(math.pi))
-    half = scipy.special.ndtri(0.975) * deviation
-    beyond = np.clip(np.abs(error) - half, 0, None)
-    return {
-        "rmse": float(np.sqrt((error**2).mean())),
-        "mae": float(np.abs(error).mean()),
-        "crps": float(crps.mean()),
-        "interval": float((2 * half + 2 / 0.05 * beyond).mean()),
-        "coverage": float((beyond == 0).mean()),
-    }
-
-
 def measure(name: str, problem: Lattice) -> Row:
-    start, used = time.perf_counter(), time.process_time()
-    mean, variance, remarks = MODELS[name](problem)
-    spent = {"seconds": time.perf_counter() - start, "cpu": time.process_time() - used, "peak_gb": peak_gigabytes()}
-    return {**scores(problem.hidden, mean, variance), **spent, **remarks}
+    (mean, variance, remarks), spent = clocked(lambda: MODELS[name](problem))
+    return {**scores(problem.hidden, mean, variance), **spent, "peak_gb": peak_gigabytes(), **remarks}

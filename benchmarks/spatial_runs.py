@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import Any
 
-import gpytorch
 import torch
-from gpytorch.distributions import MultivariateNormal
 
+from benchmarks.gps import train
+from benchmarks.measuring import Clock, Row
+from benchmarks.regression_models import Exact
 from benchmarks.spatial_data import shape
 from swing_gp import Matern, MaternGraphKernel, graph_kernel, knn_graph
 from swing_gp.graphs.inputs import nodes_of
@@ -22,22 +21,6 @@ NEIGHBORS, OBSERVED, NOISE, SAMPLES = 10, 0.1, 0.01, 32
 KAPPA, AT = {"sphere": 30.0, "plane": 30.0, "volume": 10.0}, 10_000
 DIMENSION = {"sphere": 2, "plane": 2, "volume": 3}
 STEPS = 30
-
-Row = dict[str, Any]
-
-
-class Clock:
-    """Seconds of the clock and of all cores, stage by stage."""
-
-    def __init__(self) -> None:
-        self.row: Row = {}
-
-    def time(self, stage: str, function: Callable[[], Any]) -> Any:
-        start, used = time.perf_counter(), time.process_time()
-        found = function()
-        self.row[stage] = time.perf_counter() - start
-        self.row[f"{stage}_cpu"] = time.process_time() - used
-        return found
 
 
 @torch.no_grad()
@@ -79,43 +62,13 @@ def scaling(name: str, number: int, nu: float) -> Row:
     }
 
 
-class Model(gpytorch.models.ExactGP):
-    def __init__(self, x: torch.Tensor, y: torch.Tensor, likelihood: Any, kernel: Any) -> None:
-        super().__init__(x, y, likelihood)
-        self.mean_module, self.covar_module = gpytorch.means.ConstantMean(), gpytorch.kernels.ScaleKernel(kernel)
-
-    def forward(self, x: torch.Tensor) -> MultivariateNormal:
-        return MultivariateNormal(self.mean_module(x), self.covar_module(x))
-
-
 def training(name: str, number: int, nu: float) -> Row:
     """Adam on kappa, output scale, noise and mean; all nodes are observed."""
-    points = shape(name, number)
-    graph, ids = knn_graph(points, NEIGHBORS), torch.arange(number)
+    points, clock = shape(name, number), Clock()
     values = torch.sin(4 * points[:, 0]) * torch.cos(3 * points[:, 1])
     values = values + 0.1 * torch.randn(number, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    likelihood = gpytorch.likelihoods.GaussianLikelihood()
-    kernel = MaternGraphKernel(graph, nu=nu, kappa=10.0, normalize=True)
-    model = Model(ids, values, likelihood, kernel).double()
-    objective = gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, model)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
-    model.train()
-    likelihood.train()
-    losses, clock = [], Clock()
-
-    def train() -> None:
-        for _ in range(STEPS):
-            optimizer.zero_grad()
-            loss = -objective(model(ids), values)
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-
-    clock.time("training", train)
-    return {
-        **clock.row,
-        "losses": losses,
-        "kappa": float(kernel.kappa),
-        "noise": float(likelihood.noise),
-        "peak_gb": peak_gigabytes(),
-    }
+    kernel = MaternGraphKernel(knn_graph(points, NEIGHBORS), nu=nu, kappa=10.0, normalize=True)
+    model = Exact(torch.arange(number), values, kernel).double()
+    losses = clock.time("training", lambda: train(model, STEPS))
+    found = {"kappa": float(kernel.kappa), "noise": float(model.likelihood.noise)}
+    return {**clock.row, "losses": losses, **found, "peak_gb": peak_gigabytes()}

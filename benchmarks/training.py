@@ -9,41 +9,20 @@ the covariance it approximates (diffusion of the graph, RBF) on 2,000 nodes, rel
 
 from __future__ import annotations
 
-import time
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import gpytorch
 import torch
-from gpytorch.distributions import MultivariateNormal
 
-from benchmarks.reporting import isolated, options, write_report
+from benchmarks.measuring import Clock, Row, least
+from benchmarks.regression_models import Exact
+from benchmarks.reporting import table
+from benchmarks.runner import Job, Run
 from swing_gp import Diffusion, DiffusionKernel, Gaussian, ImplicitGraph, PairwiseFeatures, graph_kernel
 from swing_gp.utils.memory import peak_gigabytes
 
 FEATURES = 256
-
-
-class Model(gpytorch.models.ExactGP):
-    def __init__(self, x: Any, y: Any, likelihood: Any, kernel: Any) -> None:
-        super().__init__(x, y, likelihood)
-        self.mean_module = gpytorch.means.ConstantMean()
-        self.covar_module = gpytorch.kernels.ScaleKernel(kernel)
-
-    def forward(self, x: Any) -> MultivariateNormal:
-        return MultivariateNormal(self.mean_module(x), self.covar_module(x))
-
-
-def best(function: Callable[[], Any], repeats: int = 4) -> float:
-    """The best time after a first call that loads what it loads."""
-    function()
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        function()
-        times.append(time.perf_counter() - start)
-    return min(times)
 
 
 def kernel_of(name: str, points: torch.Tensor) -> Any:
@@ -54,76 +33,62 @@ def kernel_of(name: str, points: torch.Tensor) -> Any:
     return kernel
 
 
-def data(number: int) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    points = torch.rand(number, 3, generator=generator)
-    return points, torch.sin(6 * points[:, 0]) + 0.1 * torch.randn(number, generator=generator)
-
-
-def step_time(name: str, number: int) -> dict[str, float]:
+def measure(name: str, number: int) -> Row:
     """Seconds of a training step and of predicting 10,000 points, the yardstick, the kernel's error, peak memory."""
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
-    points, y = data(number)
-    likelihood = gpytorch.likelihoods.GaussianLikelihood()
-    model = Model(points, y, likelihood, kernel_of(name, points))
-    mll = gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, model)
+    generator = torch.Generator().manual_seed(0)
+    points = torch.rand(number, 3, generator=generator)
+    y = torch.sin(6 * points[:, 0]) + 0.1 * torch.randn(number, generator=generator)
+    model = Exact(points, y, kernel_of(name, points))
+    mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
+    clock = Clock()
 
     def step() -> None:
         model.zero_grad()
         (-mll(model(points), y)).backward()
 
-    repeats = 1 if number > 200_000 else 4
-    row = {"step": best(step, repeats)}
-    row["yardstick"] = yardstick(number)
-    model.eval()
-    start = time.perf_counter()
-    with torch.no_grad():
+    @torch.no_grad()
+    def predict() -> None:
         posterior = model(torch.rand(10_000, 3, generator=torch.Generator().manual_seed(1)))
         assert torch.isfinite(torch.stack([posterior.mean, posterior.variance])).all()
-    row["predict"] = time.perf_counter() - start
-    row["peak_gb"] = peak_gigabytes()
-    row["error"] = kernel_error(name, points[:2000])
-    return row
 
-
-def yardstick(number: int) -> float:
+    step()  # chooses landmarks, and loads what it loads
+    seconds, _ = least(step, budget=8)
+    model.eval()
+    clock.time("predict", predict)
+    row = {**clock.row, "step": seconds, "peak_gb": peak_gigabytes(), "error": kernel_error(name, points[:2000])}
     wide, square = torch.randn(number, FEATURES), torch.randn(FEATURES, FEATURES)
-    return best(lambda: wide @ square)
+    return {**row, "yardstick": least(lambda: wide @ square)[0]}
 
 
 @torch.no_grad()
 def kernel_error(name: str, points: torch.Tensor) -> float:
     points = points.double()
     ours = kernel_of(name, points).double()(points).to_dense()
+    truth = Gaussian(0.3).weights(points, points)
     if name == "ours":
         graph = ImplicitGraph(points, Gaussian(0.3))
         truth = graph_kernel(graph, Diffusion(3.0), features=PairwiseFeatures(graph)).to_dense()
-    else:
-        truth = Gaussian(0.3).weights(points, points)
     off = ~torch.eye(len(points), dtype=torch.bool)
     return float((ours - truth)[off].norm() / truth[off].norm())
 
 
 def main() -> None:
-    arguments = options(__doc__, "training", quick="20,000 nodes only")
-    sizes = [("ours", 20_000), ("RFFKernel", 20_000)]
-    if not arguments.quick:
-        sizes += [("ours", 100_000), ("ours", 1_000_000)]
-    rows = {f"{name}, N = {number:,}": isolated(step_time, name, number) for name, number in sizes}
-    header = ["kernel", "step s", "over N x 256 x 256", "predict 10,000 s", "peak GB", "error of the kernel"]
-    lines = [
-        [
-            name,
-            f"{row['step']:.3f}",
-            f"{row['step'] / row['yardstick']:.1f}",
-            f"{row['predict']:.2f}",
-            f"{row['peak_gb']:.2f}",
-            f"{row['error']:.1e}",
-        ]
-        for name, row in rows.items()
-    ]
-    write_report(arguments.out, rows, header, lines)
+    with Run(__doc__, "training", quick="20,000 nodes only") as run:
+        sizes = [("ours", 20_000), ("RFFKernel", 20_000)]
+        sizes += [] if run.quick else [("ours", 100_000), ("ours", 1_000_000)]
+        run.measure([Job("rows", {"kernel": name, "nodes": number}, measure, name, number) for name, number in sizes])
+        columns: dict[str, Any] = {
+            "kernel": "kernel",
+            "nodes": ("nodes", ","),
+            "step s": ("step", ".3f"),
+            "over N x 256 x 256": lambda row: f"{row['step'] / row['yardstick']:.1f}",
+            "predict 10,000 s": ("predict", ".2f"),
+            "peak GB": ("peak_gb", ".2f"),
+            "error of the kernel": ("error", ".1e"),
+        }
+        run.report(table(run.rows("rows"), columns))
 
 
 if __name__ == "__main__":
