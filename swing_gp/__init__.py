@@ -62,7 +62,7 @@ from swing_gp.series.base import Inverse, Series
 from swing_gp.series.families import Diffusion, InverseCosine, Matern, OneStep, PowerSeries, RandomWalk, RegularizedLaplacian
 from swing_gp.series.log_matern import LogMatern
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "AccuracyWarning", "AdjacencyLinearOperator", "Ball", "Choice", "Comparison", "ConvergenceWarning", "DenseFeatures",

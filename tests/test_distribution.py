@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+import swing_gp
+
 ROOT = Path(__file__).parents[1]
 EXTRAS = ["matplotlib", "tqdm", "trimesh", "pykeops", "botorch", "hypothesis", "nbmake", "pandas"]
 
@@ -68,6 +70,35 @@ def test_the_lowest_versions_are_those_of_the_ranges():
     required = re.findall(r'^  "([\w-]+)>=', project.partition("dependencies = [")[2].partition("]")[0], re.M)
     assert len(required) > 5
     assert set(required) <= set(dict(lowest))
+
+
+def test_the_version_is_the_same_everywhere():
+    version = re.escape(swing_gp.__version__)
+    changes, citation = ((ROOT / name).read_text() for name in ("CHANGELOG.md", "CITATION.cff"))
+    (first,) = re.findall(r"^## \[(\S+)\] - (\S+)$", changes, re.M)[:1]
+    assert re.fullmatch(version, first[0])
+    assert re.search(rf"^version: {version}$", citation, re.M)
+    assert re.search(rf"^date-released: {first[1]}$", citation, re.M)
+
+
+def test_extras_are_listed_once_and_whole():
+    project, page = ((ROOT / name).read_text() for name in ("pyproject.toml", "docs/index.md"))
+    extras = project.partition("[project.optional-dependencies]\n")[2].partition("\n\n")[0]
+    listed = page.partition("| extra | brings |")[2].partition("\n\n")[0]
+    assert re.findall(r"^\| `(\w+)` \|", listed, re.M) == re.findall(r"^(\w+) = \[", extras, re.M)
+
+
+def test_the_workflow_runs_the_steps_of_ci_on_every_python():
+    yaml = pytest.importorskip("yaml")
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert {"cff-version", "message", "title", "authors"} <= set(citation)
+    (job,) = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"].values()
+    steps = [step["run"] for step in job["steps"] if "run" in step]
+    assert steps == re.findall(r"^make .+$", (ROOT / ".ci" / "run").read_text(), re.M)
+    versions = [tuple(map(int, version.split("."))) for version in job["strategy"]["matrix"]["python"]]
+    lowest = re.search(r'requires-python = ">=(\d+)\.(\d+)"', (ROOT / "pyproject.toml").read_text())
+    assert versions[0] == tuple(map(int, lowest.groups()))
+    assert versions == [(3, minor) for minor in range(versions[0][1], versions[-1][1] + 1)]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import swing_gp
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
 MODULES = ["swing_gp", *(module.name for module in pkgutil.walk_packages(swing_gp.__path__, "swing_gp."))]
 
 
