@@ -156,7 +156,7 @@ def draw(rows: list[Row], sizes: list[int], title: str, path: Path) -> None:
         tidy(axis, title=f"N = {size:,}", xlabel="set-up + product, seconds")
     axes[0, 0].set_ylabel("relative Frobenius error (FNE)")
     figure.suptitle(f"{title} kernel (errors above {WORST:g} are drawn at {WORST:g})")
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=8)
     save_figure(figure, path)
 
 
