@@ -37,8 +37,6 @@ GRAPH_NODES, GRAPH_STEPS = 3000, 30
 FOLDS, MANY, HELD = (10, 5), 200, 400
 # A linear trend is tried with so many observations for each coefficient.
 PER_COEFFICIENT = 10
-# Standard errors by which a model must be better than the mean: the best of several is better by one or two by chance.
-CLEARLY = 2.5
 # The share of the variance from which on a fit is mostly noise.
 NOISY = 0.5
 
@@ -197,8 +195,8 @@ class Task:
         return [Row("mean", score=_rmse(mean, weights)), Row("nearest", score=_rmse(near, weights))]
 
 
-def choose(task: Task, kernel: str, options: dict[str, Any], **training: Any) -> tuple[Candidate, Comparison, float]:
-    """The best candidate on held-out values, the table, and the gain over the mean, in standard errors.
+def choose(task: Task, kernel: str, options: dict[str, Any], **training: Any) -> tuple[Candidate, Comparison]:
+    """The best candidate on held-out values, and the table.
 
     :param kernel: ``"auto"`` for all families, or the name of one.
     :param options: of a graph kernel.
@@ -226,10 +224,10 @@ def choose(task: Task, kernel: str, options: dict[str, Any], **training: Any) ->
             candidates += task.scored([task.named(options, [more[0].scaling], **training)], folds)
     best = min(candidates, key=lambda each: each.row.score if math.isfinite(each.row.score) else math.inf)
     rows = [each.row for each in candidates] + task.trivial(folds, first.scaling)
-    return best, Comparison(tuple(rows), "rmse", best.row), task.gain(best, folds)
+    return best, Comparison(tuple(rows), "rmse", best.row, task.gain(best, folds))
 
 
-def warn_if_useless(best: Candidate, comparison: Comparison, gain: float, stacklevel: int) -> None:
+def warn_if_useless(best: Candidate, comparison: Comparison, stacklevel: int) -> None:
     """Say so where held-out values are predicted no better than by something trivial, or hardly better."""
     mean = comparison.best("mean")
     if mean is None:
@@ -238,18 +236,10 @@ def warn_if_useless(best: Candidate, comparison: Comparison, gain: float, stackl
             ModelWarning,
             stacklevel=stacklevel,
         )
-    elif math.isfinite(best.row.score):
-        comparison.warn_if_useless(stacklevel + 1)
-        if comparison.better(best.row.score, mean.score) and gain < CLEARLY:
-            share = min(1.0, float(best.model.noise.detach()))
-            noise = f", and the fit is mostly noise, {share:.0%} of the variance" if share > NOISY else ""
-            warnings.warn(
-                f"Held-out values are predicted hardly better than by the mean (rmse {best.row.score:.4g} against "
-                f"{mean.score:.4g}, {gain:.1f} standard errors){noise}: the inputs say little about the values, or there are "
-                "too few to tell.",
-                ModelWarning,
-                stacklevel=stacklevel,
-            )
+    else:
+        share = min(1.0, float(best.model.noise.detach()))
+        note = f", and the fit is mostly noise, {share:.0%} of the variance" if share > NOISY else ""
+        comparison.warn_if_useless(stacklevel + 1, note=note)
 
 
 def diffusion(nodes: Tensor, neighbors: int) -> DiffusionCoordinates | None:

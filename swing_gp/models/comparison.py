@@ -10,8 +10,10 @@ from typing import Any
 
 # Whether more is better.
 CRITERIA = {"rmse": False, "cosine": True, "likelihood": True}
-# Rows that no model has, but that one must beat.
-TRIVIAL = ("mean", "nearest")
+# Standard errors from which on the best of several models is better than the mean, not only luckier.
+CLEARLY = 2.5
+# And what is left of its error at most.
+HARDLY = 0.98
 
 
 class ModelWarning(UserWarning):
@@ -48,6 +50,7 @@ class Comparison:
     :ivar rows: in the order in which they were tried.
     :ivar criterion: what scores are: ``"rmse"``, ``"cosine"`` or ``"likelihood"``, the log marginal likelihood per value.
     :ivar chosen: the row that was taken.
+    :ivar gain: by how many standard errors it is better than the mean; NaN where that is not known.
 
     >>> rows = (Row("nearest", score=0.5), Row("coordinates", {"nu": 1.5}, 0.2, 1.0))
     >>> print(Comparison(rows, "rmse", rows[1]))
@@ -59,6 +62,7 @@ class Comparison:
     rows: tuple[Row, ...]
     criterion: str
     chosen: Row
+    gain: float = math.nan
 
     @property
     def ranked(self) -> list[Row]:
@@ -76,18 +80,32 @@ class Comparison:
         """Whether a score is better than another."""
         return one > two if CRITERIA[self.criterion] else one < two
 
-    def warn_if_useless(self, stacklevel: int = 3) -> None:
-        """Warn where the chosen row is not better than the mean or the nearest known value."""
-        for name, what in (("mean", "the mean"), ("nearest", "the nearest known value")):
-            row = self.best(name)
-            if row is not None and not self.better(self.chosen.score, row.score):
-                warnings.warn(
-                    f"Held-out values are predicted no better than by {what} ({self.criterion} {self.chosen.score:.4g} "
-                    f"against {row.score:.4g}): the inputs say little about the values, or there are too few to tell.",
-                    ModelWarning,
-                    stacklevel=stacklevel,
-                )
-                return
+    def warn_if_useless(self, stacklevel: int = 3, *, note: str = "") -> None:
+        """Warn where the chosen row is not better than the mean or the nearest known value, or hardly better than the mean.
+
+        :param note: what else there is to say of it.
+        """
+        mean = self.best("mean")
+        for row, what in ((mean, "the mean"), (self.best("nearest"), "the nearest known value")):
+            if row is None or not math.isfinite(self.chosen.score):
+                continue
+            errors, how = "", "no better"
+            if self.better(self.chosen.score, row.score):
+                if row is not mean or not (self.gain < CLEARLY or self._close(row.score)):
+                    continue
+                errors, how = f", {self.gain:.1f} standard errors" if math.isfinite(self.gain) else "", "hardly better"
+            warnings.warn(
+                f"Held-out values are predicted {how} than by {what} ({self.criterion} {self.chosen.score:.4g} against "
+                f"{row.score:.4g}{errors}){note}: the inputs say little about the values, or there are too few to tell.",
+                ModelWarning,
+                stacklevel=stacklevel,
+            )
+            return
+
+    def _close(self, score: float) -> bool:
+        """Whether the chosen row is better by less than a few hundredths."""
+        most, least = (1 - self.chosen.score, 1 - score) if self.criterion == "cosine" else (self.chosen.score, score)
+        return self.criterion != "likelihood" and most > HARDLY * least
 
     def __str__(self) -> str:
         rows = [(*self._cells(row), row is self.chosen or row == self.chosen) for row in self.ranked]
@@ -120,13 +138,13 @@ class Comparison:
     def content(self) -> dict[str, Any]:
         """What a file needs to make it again."""
         rows = [[row.family, dict(row.settings), row.score, row.seconds] for row in self.rows]
-        return {"rows": rows, "criterion": self.criterion, "chosen": self.rows.index(self.chosen)}
+        return {"rows": rows, "criterion": self.criterion, "chosen": self.rows.index(self.chosen), "gain": self.gain}
 
     @classmethod
     def restored(cls, content: Mapping[str, Any]) -> Comparison:
         """One of which :meth:`content` was written."""
         rows = tuple(Row(*row) for row in content["rows"])
-        return cls(rows, content["criterion"], rows[content["chosen"]])
+        return cls(rows, content["criterion"], rows[content["chosen"]], content["gain"])
 
     def __iter__(self) -> Iterator[Row]:
         return iter(self.rows)

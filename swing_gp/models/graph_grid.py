@@ -46,18 +46,32 @@ class Score:
     def __init__(self, criterion: str) -> None:
         self.criterion = criterion
         self.totals, self.weights = np.zeros(FOLDS), np.zeros(FOLDS)
+        self.parts: list[tuple[Tensor, Tensor]] = []
 
     def add(self, predicted: Tensor, values: Tensor, weights: Tensor, fold: int = 0) -> None:  # (h, k), (h, k), (h,)
         if self.criterion == "cosine":
             found = torch.nn.functional.cosine_similarity(predicted, values, dim=-1)
         else:
             found = (predicted - values).square().mean(-1)
-        self.totals[fold] += float(weights @ found.double())
+        tested = weights > 0
+        found, weights = found[tested].double(), weights[tested]
+        self.parts.append((found, weights))
+        self.totals[fold] += float(weights @ found)
         self.weights[fold] += float(weights.sum())
 
     @property
     def value(self) -> float:
         return float(_values(self.totals.sum(), self.weights.sum(), self.criterion))
+
+
+def gain_over(mean: Score, chosen: Score) -> float:
+    """By how many standard errors one score is better than another, on the same values."""
+    (theirs, weights), (ours, _) = ([torch.cat(part) for part in zip(*score.parts, strict=True)] for score in (mean, chosen))
+    gains = ours - theirs if chosen.criterion == "cosine" else theirs - ours
+    weights = weights / weights.sum()
+    average = weights @ gains
+    error = (weights.square() @ (gains - average).square()).sqrt()
+    return float(average / error.clamp_min(1e-300))
 
 
 def _values(totals: Any, weights: Any, criterion: str) -> np.ndarray:
@@ -97,8 +111,8 @@ def best_of_grid(
     offset: Tensor,
     normalization: str | None = "symmetric",
     wrap: Callable[[list], Iterable] = iter,
-) -> tuple[int, int, float]:
-    """The places of the best setting and noise, and a score to compare them by with others.
+) -> tuple[int, int, float, Score | None]:
+    """The places of the best setting and noise, a score to compare them by with others, and what it is made of.
 
     :param values: known values, (n, k), float64.
     :param offset: the mean of the GP, (k,).
@@ -124,14 +138,16 @@ def best_of_grid(
                 _held_out_by_gp(covariance, seen, offset, region, noises, scores[position])
             else:
                 _held_out_by_sums(covariance, seen, region, rule == "normalized", scores[position][0])
+    parts = None
     if criterion == "likelihood":
         found = np.where(np.isfinite(likelihoods), likelihoods, -np.inf)
         best, score = int(found.argmax()), float(found.max()) / sum(len(region.known) for region in regions)
     else:
         best, score = cross_fitted(list(itertools.chain(*scores)))
+        parts = scores[best // len(noises)][best % len(noises)]
         if sum(int((weights > 0).sum()) for region in regions for _, weights in region.splits) >= ENOUGH:
-            score = scores[best // len(noises)][best % len(noises)].value
-    return best // len(noises), best % len(noises), score
+            score = parts.value
+    return best // len(noises), best % len(noises), score, parts
 
 
 def _spectrum(covariance: Tensor) -> tuple[Tensor, Tensor]:
@@ -218,7 +234,7 @@ def descend(
 
 def solved_score(
     graph: Graph, regions: Sequence[Region], values: Tensor, basis: Tensor, series: Series, noise: float, criterion: str
-) -> float:
+) -> Score:
     """The score of one kernel, by a solve in every split of every region.
 
     :param values: known values, (n, k).
@@ -231,7 +247,7 @@ def solved_score(
             kept = region.kept(held)
             posterior = GraphPosterior(operator, region.known[kept], values[region.rows[kept]], basis[region.nodes], noise)
             score.add(posterior.mean[region.known[held]], values[region.rows[held]], weights)
-    return score.value
+    return score
 
 
 def held_out_amplitude(

@@ -150,13 +150,13 @@ class GraphGPRegressor(RegressorMixin, BaseEstimator):
         settings = {name: plain(getattr(self, name)) for name in ("scaling", "nu", "ard", "mean", "neighbors")}
         task = Task(x, more, values, **settings, max_steps=steps, seed=self.seed_)
         training = {"steps": steps, "learning_rate": self.learning_rate, "patience": self.patience, "progress": self.progress}
-        best, self.selection_, gain = choose(task, str(self.kernel), self._options(), **training)
+        best, self.selection_ = choose(task, str(self.kernel), self._options(), **training)
         models: list[Any] = [best.model]
         if best.fit is not None:
             models = [fit.gp.condition() for fit in task.search.target_by_target(best.fit)]
         self._set(models, best.inputs)
         if deviation.any():  # of constant targets everything is known
-            warn_if_useless(best, self.selection_, gain, 3)
+            warn_if_useless(best, self.selection_, 3)
         return self
 
     def _check_settings(self) -> None:

@@ -21,6 +21,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,7 +35,16 @@ from swing_gp.graphs.nearest import knn_graph
 from swing_gp.graphs.spacing import neighbor_distance
 from swing_gp.models.comparison import CRITERIA, Comparison, Row
 from swing_gp.models.coordinates import CoordinateGP, fit_coordinates
-from swing_gp.models.graph_grid import ENOUGH, Score, Setting, best_of_grid, descend, held_out_amplitude, solved_score
+from swing_gp.models.graph_grid import (
+    ENOUGH,
+    Score,
+    Setting,
+    best_of_grid,
+    descend,
+    gain_over,
+    held_out_amplitude,
+    solved_score,
+)
 from swing_gp.models.neighbors import NeighborSearch
 from swing_gp.models.regions import WIDE, regions_of
 from swing_gp.operators.diffusion_coordinates import DiffusionCoordinates, diffusion_coordinates
@@ -210,16 +220,24 @@ class _Search:
         self.regions = regions_of(nodes, known, seed=seed)
         self.wide = any(len(region.nodes) > WIDE for region in self.regions)
         self.seed = seed
-        self.found: list[tuple[Row, Callable[[Comparison], Selection]]] = []
+        self.found: list[tuple[Row, Score | None, Callable[[Comparison], Selection]]] = []
         self.rows: list[Row] = []
         self.smoothness: dict[float, float] = {}
         if criterion != "likelihood":
             self._trivial()
 
-    def add(self, family: str, settings: dict[str, Any], score: float, began: float, make: Callable[..., Any]) -> None:
+    def add(
+        self,
+        family: str,
+        settings: dict[str, Any],
+        score: float,
+        parts: Score | None,
+        began: float,
+        make: Callable[[Comparison], Selection],
+    ) -> None:
         row = Row(family, settings, self._in_units(score), time.perf_counter() - began)
         self.rows.append(row)
-        self.found.append((row, make))
+        self.found.append((row, parts, make))
 
     def _in_units(self, score: float) -> float:
         if self.criterion == "cosine":
@@ -229,12 +247,14 @@ class _Search:
 
     def best(self) -> Selection:
         sign = -1 if CRITERIA[self.criterion] else 1
-        row, make = min(self.found, key=lambda each: sign * each[0].score if math.isfinite(each[0].score) else math.inf)
-        return make(Comparison(tuple(self.rows), self.criterion, row))
+        row, parts, make = min(self.found, key=lambda each: sign * each[0].score if math.isfinite(each[0].score) else math.inf)
+        gain = math.nan if parts is None else gain_over(self.mean, parts)
+        return make(Comparison(tuple(self.rows), self.criterion, row, gain))
 
     def _trivial(self) -> None:
         """What the mean and the nearest known value score."""
         mean, nearest = Score(self.criterion), Score(self.criterion)
+        self.mean = mean
         for region in self.regions:
             for held, weights in region.splits:
                 kept = region.kept(held)
@@ -282,17 +302,17 @@ class _Search:
                 model = fit_coordinates(points, coordinates, nu, self.known, self.values, self.regions, centered=self.centered)
             model, score = self._refined(model)
             if coordinates is None:
-                self.smoothness[nu] = -score if CRITERIA[self.criterion] else score
-            self.add(family, model.settings, score, began, lambda table, model=model: self._selection(model, table))
+                self.smoothness[nu] = -score.value if CRITERIA[self.criterion] else score.value
+            self.add(family, model.settings, score.value, score, began, partial(self._selection, model))
 
-    def _refined(self, model: CoordinateGP) -> tuple[CoordinateGP, float]:
+    def _refined(self, model: CoordinateGP) -> tuple[CoordinateGP, Score]:
         """Likelihoods know noise that is Gaussian, and one scale for all values. Where values jump, scores know better."""
 
-        def score(**changes: float) -> float:
+        def score(**changes: float) -> Score:
             found, other = Score(self.criterion), model.with_settings(changes)
             for prediction, rows, weights in other.held_out(self.regions, self.values):
                 found.add(prediction.mean, self.values[rows], weights)
-            return found.value
+            return found
 
         tested = sum(int((weights > 0).sum()) for region in self.regions for _, weights in region.splits)
         if tested < ENOUGH:
@@ -302,8 +322,21 @@ class _Search:
         if model.coordinates is not None:
             ladders["beta"] = [model.beta * 2**step for step in range(-3, 4)]
         start = {name: getattr(model, name) for name in ladders}
-        best, value = descend(score, ladders, start, higher=CRITERIA[self.criterion], budget=REFINED)
-        return model.with_settings(best), value
+        best, found = self._descended(score, ladders, start, REFINED)
+        return model.with_settings(best), found
+
+    def _descended(
+        self, score: Callable[..., Score], ladders: dict[str, Any], start: dict[str, float], budget: int
+    ) -> tuple[dict[str, float], Score]:
+        """The best setting of a search, and its score."""
+        parts: dict[tuple, Score] = {}
+
+        def value(**setting: float) -> float:
+            parts[tuple(setting.values())] = found = score(**setting)
+            return found.value
+
+        best, _ = descend(value, ladders, start, higher=CRITERIA[self.criterion], budget=budget)
+        return best, parts[tuple(best.values())]
 
     def _selection(self, model: CoordinateGP, table: Comparison) -> Selection:
         graph = ImplicitGraph(model.extended().to(self.points), EDGES[model.nu](1.0), None)
@@ -326,13 +359,13 @@ class _Search:
             nonlocal best
             began = time.perf_counter()
 
-            def score(kappa: float, noise: float) -> float:
+            def score(kappa: float, noise: float) -> Score:
                 return solved_score(self.graph, self.regions, self.values, basis, Matern(nu, kappa), noise, self.criterion)
 
             ladders = {"kappa": KAPPAS, "noise": NOISES_OF_MATERN}
-            found, value = descend(score, ladders, best, higher=CRITERIA[self.criterion], budget=budget)
-            self._add_matern(nu, found, value, began)
-            scores[nu] = 1 - value if CRITERIA[self.criterion] else value
+            found, parts = self._descended(score, ladders, best, budget)
+            self._add_matern(nu, found, parts, began)
+            scores[nu] = 1 - parts.value if CRITERIA[self.criterion] else parts.value
             best = found if scores[nu] <= min(scores.values()) else best
 
         for nu in self._wrapped([2.0, 1.0, 3.0], "neighbors"):
@@ -340,10 +373,12 @@ class _Search:
         if scores[1.0] < CLOSE * scores[2.0]:  # a solve with half a power more costs ten of these
             descended(1.5, SOLVES // 3)
 
-    def _add_matern(self, nu: float, shape: dict[str, float], score: float, began: float) -> None:
+    def _add_matern(self, nu: float, shape: dict[str, float], score: Score, began: float) -> None:
         series, noise = Matern(nu, shape["kappa"]), shape["noise"]
         settings = {"series": repr(series), "noise": noise}
-        self.add("neighbors", settings, score, began, lambda table: self._on_graph(self.graph, series, noise, table))
+        self.add(
+            "neighbors", settings, score.value, score, began, lambda table: self._on_graph(self.graph, series, noise, table)
+        )
 
     def _on_graph(self, graph: Graph, series: Series, noise: float | None, table: Comparison) -> Selection:
         if noise is None or self.criterion == "likelihood":
@@ -376,7 +411,7 @@ class _Search:
         regions = self.regions
         if self.wide:
             regions = regions_of(self.nodes, self.known, largest=WIDE, seed=self.seed)
-        position, option, score = best_of_grid(
+        position, option, score, parts = best_of_grid(
             nodes, regions, self.values, settings, options, rule=self.rule, criterion=self.criterion, offset=self.offset,
             normalization=normalization, wrap=lambda work: self._wrapped(work, family),
         )  # fmt: skip
@@ -388,7 +423,7 @@ class _Search:
             chosen = ImplicitGraph(nodes, edge, normalization)
         described: dict[str, Any] = {"series": repr(series)} | ({} if edge is None else {"edge": repr(edge)})
         described |= {} if noise is None else {"noise": noise}
-        self.add(family, described, score, began, lambda table: self._on_graph(chosen, series, noise, table))
+        self.add(family, described, score, parts, began, lambda table: self._on_graph(chosen, series, noise, table))
 
     def _wrapped(self, work: list, description: str) -> Iterable:
         return progress_bar(work, f"choose: {description}", self.progress)
