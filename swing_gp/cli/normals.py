@@ -103,9 +103,8 @@ def run(arguments: argparse.Namespace) -> None:
     features = "" if result.info is None else f"; features: {result.info.method}"
     lengthscale = chosen["lengthscale"]
     weights = f"{NEIGHBORS} nearest neighbours" if lengthscale is None else f"lengthscale {lengthscale:.4g}"
-    if result.selection is None or arguments.lengthscale is not None:
-        print_line("settings", f"{chosen['series']}, {weights}{noise}{features}")
-    else:
+    print_line("settings", f"{chosen['series']}, {weights}{noise}{features}")
+    if result.selection is not None and arguments.lengthscale is None:
         print_table(result.selection.table)
     print_line("cosine", f"{cosine:.4f} at masked vertices; the nearest known vertex gives {nearest_cosine:.4f}")
     print_line("time", f"{seconds['predict']:.1f} s, memory {memory:.2f} GB")

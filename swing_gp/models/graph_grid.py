@@ -203,9 +203,9 @@ def descend(
     :param budget: settings to score at most.
     :return: the best setting and its score.
 
-    >>> descend(lambda x, y: (x - 3) ** 2 + (y - x) ** 2, {"x": range(5), "y": range(5)}, {"x": 0, "y": 0},
+    >>> descend(lambda x, y: (x - 3) ** 2 + (y - 1) ** 2, {"x": range(5), "y": range(5)}, {"x": 0, "y": 0},
     ...         higher=False, budget=50)
-    ({'x': 3, 'y': 3}, 0)
+    ({'x': 3, 'y': 1}, 0)
     """
     seen: dict[tuple[float, ...], float] = {}
 
