@@ -33,8 +33,9 @@ from swing_gp import (
 from swing_gp.cli.normals import nearest_known
 from swing_gp.features.neighbors import list_cutoff
 from swing_gp.graphs.spacing import neighbor_distance
+from swing_gp.models.candidates import NEIGHBOR
 from swing_gp.models.interpolation import TOL_OF_SUMS
-from swing_gp.models.selection import NEIGHBOR, Selection, select
+from swing_gp.models.selection import Selection, select
 
 __all__ = ["BLOCKS", "METHODS", "WALKED", "Task", "TooLarge", "cosine"]
 

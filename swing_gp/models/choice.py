@@ -169,10 +169,10 @@ class Task:
             candidate.row = replace(candidate.row, score=score, seconds=seconds)
         return candidates
 
-    def gain(self, best: Candidate, folds: list[Fold]) -> float:
-        """By how many standard errors held-out values are predicted better than by the mean; NaN where nothing is known."""
+    def gain(self, best: Candidate, folds: list[Fold]) -> float | None:
+        """By how many standard errors held-out values are predicted better than by the mean; None where nothing is known."""
         if not folds or best.missed is None:
-            return math.nan
+            return None
         few = [_few(fold, self.seed) for fold in folds]
         gains = []
         for fold, (held, _), missed in zip(folds, few, best.missed, strict=True):

@@ -50,7 +50,7 @@ class Comparison:
     :ivar rows: in the order in which they were tried.
     :ivar criterion: what scores are: ``"rmse"``, ``"cosine"`` or ``"likelihood"``, the log marginal likelihood per value.
     :ivar chosen: the row that was taken.
-    :ivar gain: by how many standard errors it is better than the mean; NaN where that is not known.
+    :ivar gain: by how many standard errors it is better than the mean; None where that is not known.
 
     >>> rows = (Row("nearest", score=0.5), Row("coordinates", {"nu": 1.5}, 0.2, 1.0))
     >>> print(Comparison(rows, "rmse", rows[1]))
@@ -62,7 +62,7 @@ class Comparison:
     rows: tuple[Row, ...]
     criterion: str
     chosen: Row
-    gain: float = math.nan
+    gain: float | None = None
 
     @property
     def ranked(self) -> list[Row]:
@@ -91,9 +91,9 @@ class Comparison:
                 continue
             errors, how = "", "no better"
             if self.better(self.chosen.score, row.score):
-                if row is not mean or not (self.gain < CLEARLY or self._close(row.score)):
+                if row is not mean or not ((self.gain is not None and self.gain < CLEARLY) or self._close(row.score)):
                     continue
-                errors, how = f", {self.gain:.1f} standard errors" if math.isfinite(self.gain) else "", "hardly better"
+                errors, how = "" if self.gain is None else f", {self.gain:.1f} standard errors", "hardly better"
             warnings.warn(
                 f"Held-out values are predicted {how} than by {what} ({self.criterion} {self.chosen.score:.4g} against "
                 f"{row.score:.4g}{errors}){note}: the inputs say little about the values, or there are too few to tell.",

@@ -44,7 +44,7 @@ class MaternGP(nn.Module):
     """A GP on standardised inputs and targets; k targets share the hyper-parameters.
 
     :param kernel: a scaled Matérn kernel on coordinates or extended coordinates, with its priors
-        (:func:`~swing_gp.models.manifold_priors.kernel_with_priors`).
+        (``kernel_with_priors`` of ``manifold_priors``).
     :param x: inputs, (n, d), float64.
     :param y: targets, (n, k).
     :param mean: the trend: ``"constant"``, ``"linear"`` or None.
@@ -198,7 +198,7 @@ class MaternGP(nn.Module):
 
     @torch.no_grad()
     def sample(self, x: Tensor, number: int, generator: torch.Generator) -> Tensor:  # (m, d) -> (m, k, number)
-        """Functions from the posterior. Beyond :data:`DENSE` observations, correlations are those that a sample of the
+        """Functions from the posterior. Beyond ``DENSE`` observations, correlations are those that a sample of the
         observations leaves, means and variances those of :meth:`predict`."""
         if len(x) > DENSE:
             raise ValueError(f"Samples are made by dense algebra, at up to {DENSE:,} inputs at a time, got {len(x):,}.")
@@ -225,7 +225,7 @@ class MaternGP(nn.Module):
     @torch.no_grad()
     def held_out(self, folds: list[tuple[Tensor, Tensor]]) -> list[Tensor]:  # of (h,), (n - h,) -> of (h, k)
         """What is missed of held-out values that the kept ones predict, with the hyper-parameters as they are. Beyond
-        :data:`SAMPLE` observations the nearest predict them, and :attr:`neighbors` is set to how many are enough."""
+        ``SAMPLE`` observations the nearest predict them, and ``neighbors`` is set to how many are enough."""
         if len(self.x) <= SAMPLE:
             given = self._dense(torch.arange(len(self.x)))
             return [given.left_out(held) for held, _ in folds]

@@ -6,7 +6,7 @@ from memory import peak_of
 from oracles import cloud, dense_adjacency, dense_kernel, relative
 
 from swing_gp import Diffusion, Gaussian, ImplicitGraph, LogMatern, RandomWalk, Walks, interpolate
-from swing_gp.models.selection import NOISES
+from swing_gp.models.search import NOISES
 
 ROUTES = ["auto", "pairwise", "landmarks", "neighbors", "grid"]
 SERIES = [Diffusion(3.0), RandomWalk(3, 1.5)]

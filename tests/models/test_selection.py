@@ -9,10 +9,11 @@ from memory import peak_of
 from oracles import cloud, dense_adjacency, dense_kernel
 
 from swing_gp import Diffusion, Gaussian, ImplicitGraph, LogMatern, PowerSeries
+from swing_gp.models.candidates import candidates
 from swing_gp.models.folds import distances_to
 from swing_gp.models.graph_grid import Score, cross_fitted, descend
 from swing_gp.models.regions import FOLDS, PARTS, WHOLE, WIDE, regions_of
-from swing_gp.models.selection import candidates, select
+from swing_gp.models.selection import select
 
 
 def problem(number=90, known=40, dim=2, seed=0):

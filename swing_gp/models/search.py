@@ -1,0 +1,324 @@
+"""The search of :func:`~swing_gp.models.selection.select`: families one after the other, on the same held-out values."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from swing_gp.gp.manifold import EDGES, LOW_DIM
+from swing_gp.graphs.graph import Graph
+from swing_gp.graphs.implicit import ImplicitGraph
+from swing_gp.graphs.nearest import knn_graph
+from swing_gp.models.candidates import KAPPAS, LARGE, NEIGHBORS, candidates, series_candidates
+from swing_gp.models.comparison import CRITERIA, Comparison, Row
+from swing_gp.models.coordinates import CoordinateGP, fit_coordinates
+from swing_gp.models.graph_grid import (
+    ENOUGH,
+    Score,
+    Setting,
+    best_of_grid,
+    descend,
+    gain_over,
+    held_out_amplitude,
+    solved_score,
+)
+from swing_gp.models.neighbors import NeighborSearch
+from swing_gp.models.regions import WIDE, regions_of
+from swing_gp.operators.diffusion_coordinates import DiffusionCoordinates, diffusion_coordinates
+from swing_gp.series.base import Series
+from swing_gp.series.families import Matern, OneStep
+from swing_gp.utils.progress import progress_bar
+
+# As the noise grows the GP's directions become those of the paper's rule, which is best where normals jump.
+NOISES = (1e-6, 1e-4, 1e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0)
+# Conjugate gradients take hundreds of steps at less noise, for the same score.
+NOISES_IF_LARGE = (1e-2, 3e-2, 1e-1, 3e-1, 1.0)
+# Of kernels of nearest neighbours.
+NOISES_OF_MATERN = (1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0)
+# Eigenpairs, and beyond how many nodes they take longer than all else.
+EIGENPAIRS, MOST_EXTENDED = 60, 20_000
+# Settings that a search in wide gaps may try for one smoothness, and one that refines.
+SOLVES, REFINED = 10, 16
+# How level the powers on both sides must be for the one between to be tried.
+CLOSE = 1.03
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What predicts held-out values best.
+
+    :ivar graph: the graph; for the families on coordinates, raw weights between (extended) points, whose one step is the plain
+        covariance.
+    :ivar series: the series.
+    :ivar noise: the noise variance over the mean prior variance of the known nodes; None where the rule has none.
+    :ivar table: everything that was tried, with the mean, the nearest known value and the plain Matérn GP beside it.
+    :ivar model: for the families on coordinates, the GP.
+    :ivar amplitude: what functions are multiplied by, for every column, (k,), so that squares of held-out residuals are their
+        variances in the mean; None where there is no noise, and for the criterion ``"likelihood"``.
+    """
+
+    graph: Graph
+    series: Series
+    noise: float | None
+    table: Comparison
+    model: CoordinateGP | None = None
+    amplitude: Tensor | None = None
+
+    @property
+    def score(self) -> float:
+        """The RMSE or mean cosine of held-out values, or the log marginal likelihood per value."""
+        return self.table.chosen.score
+
+    @property
+    def criterion(self) -> str:
+        return self.table.criterion
+
+    @property
+    def tried(self) -> int:
+        return len(self.table.rows)
+
+
+class Search:
+    """The candidates so far, and what all of them are tried on."""
+
+    def __init__(
+        self,
+        nodes: Tensor | Graph,
+        known: Tensor,
+        values: Tensor,
+        rule: str,
+        criterion: str,
+        centered: bool,
+        seed: int,
+        progress: bool | None,
+    ) -> None:
+        self.nodes, self.known, self.rule, self.criterion, self.centered = nodes, known, rule, criterion, centered
+        self.points = nodes.points if isinstance(nodes, Graph) else nodes
+        self.number, self.progress = len(self.points), progress
+        # In units in which squares neither overflow nor vanish, and columns count alike.
+        size = values.abs().max().double()
+        self.unit = torch.where(size > 0, size, 1.0)
+        if criterion == "rmse" and values.shape[1] > 1:
+            deviations = (values.double() / self.unit).std(0, correction=0)
+            self.unit = self.unit * torch.where(deviations > 0, deviations, 1.0)
+        self.values = values.double() / self.unit
+        self.offset = self.values.mean(0) if rule == "gp" and centered else torch.zeros_like(self.values[0])
+        if len(known) < 2:
+            raise ValueError("One known node is too few to choose settings by: give a graph, a series and noise.")
+        self.regions = regions_of(nodes, known, seed=seed)
+        self.wide = any(len(region.nodes) > WIDE for region in self.regions)
+        self.seed = seed
+        self.found: list[tuple[Row, Score | None, Callable[[Comparison], Selection]]] = []
+        self.rows: list[Row] = []
+        self.smoothness: dict[float, float] = {}
+        if criterion != "likelihood":
+            self._trivial()
+
+    def add(
+        self,
+        family: str,
+        settings: dict[str, Any],
+        score: float,
+        parts: Score | None,
+        began: float,
+        make: Callable[[Comparison], Selection],
+    ) -> None:
+        row = Row(family, settings, self._in_units(score), time.perf_counter() - began)
+        self.rows.append(row)
+        self.found.append((row, parts, make))
+
+    def _in_units(self, score: float) -> float:
+        if self.criterion == "cosine":
+            return score
+        unit = float(self.unit) if self.unit.dim() == 0 else 1.0
+        return score - math.log(unit) if self.criterion == "likelihood" else score * unit
+
+    def best(self) -> Selection:
+        sign = -1 if CRITERIA[self.criterion] else 1
+        row, parts, make = min(self.found, key=lambda each: sign * each[0].score if math.isfinite(each[0].score) else math.inf)
+        gain = None if parts is None else gain_over(self.mean, parts)
+        return make(Comparison(tuple(self.rows), self.criterion, row, gain))
+
+    def _trivial(self) -> None:
+        """What the mean and the nearest known value score."""
+        mean, nearest = Score(self.criterion), Score(self.criterion)
+        self.mean = mean
+        for region in self.regions:
+            for held, weights in region.splits:
+                kept = region.kept(held)
+                seen, truth = self.values[region.rows[kept]], self.values[region.rows[held]]
+                mean.add(seen.mean(0).expand_as(truth), truth, weights)
+                if self.points.shape[1]:
+                    ids = region.nodes[region.known]
+                    near = NeighborSearch(self.points[ids[kept]]).nearest(self.points[ids[held]], 1)[:, 0]
+                    nearest.add(seen[near], truth, weights)
+        self.rows.append(Row("mean", {}, self._in_units(mean.value)))
+        if self.points.shape[1]:
+            self.rows.append(Row("nearest", {}, self._in_units(nearest.value)))
+
+    # Matérn GPs on coordinates
+
+    def coordinates(self) -> None:
+        self._on_coordinates("coordinates", None)
+
+    def extended(self) -> None:
+        if not 8 <= self.number <= MOST_EXTENDED:
+            return
+        coordinates = self.points.unique(dim=0)
+        if len(coordinates) == self.number:
+            self._on_coordinates("extended", diffusion_coordinates(self.graph, EIGENPAIRS))
+
+    @property
+    def graph(self) -> Graph:
+        """Of nearest neighbours."""
+        if not hasattr(self, "_graph"):
+            density = 1.0 if self.points.shape[1] > LOW_DIM else 0.0
+            self._graph = knn_graph(self.points.detach(), min(NEIGHBORS, self.number - 2), density=density)
+        return self._graph
+
+    def _on_coordinates(self, family: str, coordinates: DiffusionCoordinates | None) -> None:
+        points = self.points.detach().double()
+        points = points - points.mean(0)
+        spread = points.var(0, correction=0).sum().sqrt()
+        points = points / torch.where(spread > 0, spread, 1.0)
+        tried = list(EDGES)
+        if coordinates is not None and self.smoothness:  # what is best on coordinates alone, and what comes second
+            tried = sorted(self.smoothness, key=self.smoothness.__getitem__)[:2]
+        for nu in self._wrapped(tried, family):
+            began = time.perf_counter()
+            with torch.enable_grad():
+                model = fit_coordinates(points, coordinates, nu, self.known, self.values, self.regions, centered=self.centered)
+            model, score = self._refined(model)
+            if coordinates is None:
+                self.smoothness[nu] = -score.value if CRITERIA[self.criterion] else score.value
+            self.add(family, model.settings, score.value, score, began, partial(self._selection, model))
+
+    def _refined(self, model: CoordinateGP) -> tuple[CoordinateGP, Score]:
+        """Likelihoods know noise that is Gaussian, and one scale for all values. Where values jump, scores know better."""
+
+        def score(**changes: float) -> Score:
+            found, other = Score(self.criterion), model.with_settings(changes)
+            for prediction, rows, weights in other.held_out(self.regions, self.values):
+                found.add(prediction.mean, self.values[rows], weights)
+            return found
+
+        tested = sum(int((weights > 0).sum()) for region in self.regions for _, weights in region.splits)
+        if tested < ENOUGH:
+            return model, score()
+        ladders = {"noise": [model.noise * 10**step for step in range(-2, 5)],
+                   "lengthscale": [model.lengthscale * 2**step for step in range(-3, 4)]}  # fmt: skip
+        if model.coordinates is not None:
+            ladders["beta"] = [model.beta * 2**step for step in range(-3, 4)]
+        start = {name: getattr(model, name) for name in ladders}
+        best, found = self._descended(score, ladders, start, REFINED)
+        return model.with_settings(best), found
+
+    def _descended(
+        self, score: Callable[..., Score], ladders: dict[str, Any], start: dict[str, float], budget: int
+    ) -> tuple[dict[str, float], Score]:
+        """The best setting of a search, and its score."""
+        parts: dict[tuple, Score] = {}
+
+        def value(**setting: float) -> float:
+            parts[tuple(setting.values())] = found = score(**setting)
+            return found.value
+
+        best, _ = descend(value, ladders, start, higher=CRITERIA[self.criterion], budget=budget)
+        return best, parts[tuple(best.values())]
+
+    def _selection(self, model: CoordinateGP, table: Comparison) -> Selection:
+        graph = ImplicitGraph(model.extended().to(self.points), EDGES[model.nu](1.0), None)
+        amplitude = model.amplitude(self.regions, self.values) * self.unit
+        return Selection(graph, OneStep(), model.noise, table, model, amplitude)
+
+    # Kernels of graphs
+
+    def neighbors(self) -> None:
+        if self.number < 8:
+            return
+        if not self.wide:
+            settings = [pair for pair in series_candidates(self.number) if isinstance(pair[1], Matern)]
+            self.grid("neighbors", settings, NOISES_OF_MATERN, graph=self.graph)
+            return
+        basis = self._basis()
+        best, scores = {"kappa": 30.0, "noise": 1e-2}, dict[float, float]()
+
+        def descended(nu: float, budget: int) -> None:
+            nonlocal best
+            began = time.perf_counter()
+
+            def score(kappa: float, noise: float) -> Score:
+                return solved_score(self.graph, self.regions, self.values, basis, Matern(nu, kappa), noise, self.criterion)
+
+            ladders = {"kappa": KAPPAS, "noise": NOISES_OF_MATERN}
+            found, parts = self._descended(score, ladders, best, budget)
+            self._add_matern(nu, found, parts, began)
+            scores[nu] = 1 - parts.value if CRITERIA[self.criterion] else parts.value
+            best = found if scores[nu] <= min(scores.values()) else best
+
+        for nu in self._wrapped([2.0, 1.0, 3.0], "neighbors"):
+            descended(nu, SOLVES if nu == 2.0 else SOLVES // 2 if nu == 1.0 else SOLVES // 3)
+        if scores[1.0] < CLOSE * scores[2.0]:  # a solve with half a power more costs ten of these
+            descended(1.5, SOLVES // 3)
+
+    def _add_matern(self, nu: float, shape: dict[str, float], score: Score, began: float) -> None:
+        series, noise = Matern(nu, shape["kappa"]), shape["noise"]
+        settings = {"series": repr(series), "noise": noise}
+        self.add(
+            "neighbors", settings, score.value, score, began, lambda table: self._on_graph(self.graph, series, noise, table)
+        )
+
+    def _on_graph(self, graph: Graph, series: Series, noise: float | None, table: Comparison) -> Selection:
+        if noise is None or self.criterion == "likelihood":
+            return Selection(graph, series, noise, table)
+        amplitude = held_out_amplitude(graph, series, noise, self.regions, self.values, self._basis())
+        return Selection(graph, series, noise, table, amplitude=amplitude * self.unit)
+
+    def _basis(self) -> Tensor:  # (N, 0 or 1)
+        return torch.ones(self.number, 1 if self.centered else 0, dtype=torch.float64)
+
+    def implicit(self) -> None:
+        if not self.wide:
+            self.grid("implicit", candidates(self.points))
+
+    def grid(
+        self,
+        family: str,
+        settings: Sequence[Setting],
+        noises: Sequence[float] | None = None,
+        normalization: str | None = "symmetric",
+        *,
+        graph: Graph | None = None,
+    ) -> None:
+        """The best of settings and noises, in one row."""
+        began = time.perf_counter()
+        if noises is None:
+            noises = NOISES if self.number <= LARGE else NOISES_IF_LARGE
+        options: Sequence[float | None] = noises if self.rule == "gp" else (None,)
+        nodes = self.nodes if graph is None else graph
+        regions = self.regions
+        if self.wide:
+            regions = regions_of(self.nodes, self.known, largest=WIDE, seed=self.seed)
+        position, option, score, parts = best_of_grid(
+            nodes, regions, self.values, settings, options, rule=self.rule, criterion=self.criterion, offset=self.offset,
+            normalization=normalization, wrap=lambda work: self._wrapped(work, family),
+        )  # fmt: skip
+        (edge, series), noise = settings[position], options[option]
+        if isinstance(nodes, Graph):
+            chosen: Graph = nodes
+        else:
+            assert edge is not None
+            chosen = ImplicitGraph(nodes, edge, normalization)
+        described: dict[str, Any] = {"series": repr(series)} | ({} if edge is None else {"edge": repr(edge)})
+        described |= {} if noise is None else {"noise": noise}
+        self.add(family, described, score, parts, began, lambda table: self._on_graph(chosen, series, noise, table))
+
+    def _wrapped(self, work: list, description: str) -> Iterable:
+        return progress_bar(work, f"choose: {description}", self.progress)
