@@ -8,7 +8,6 @@ parts, which wide gaps ask for, every setting is a solve in precision form, and 
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -33,6 +32,8 @@ Setting = tuple[EdgeFunction | None, Series]
 TOL = 1e-3
 # Held-out values from which on scores tell settings apart, not chance.
 ENOUGH = 100
+# Regions on which all settings of a grid are tried, and how many settings go on to the others.
+FIRST, FINAL = 3, 10
 # Splits of a region that deviations are calibrated by.
 CALIBRATED = 2
 
@@ -118,36 +119,48 @@ def best_of_grid(
     :param offset: the mean of the GP, (k,).
     :param wrap: around the list of work, for a progress bar.
     """
-    by_edge: dict[EdgeFunction | None, list[int]] = {}  # one decomposition serves all series
-    for position, (edge, _) in enumerate(settings):
-        by_edge.setdefault(edge, []).append(position)
     scores = [[Score(criterion) for _ in noises] for _ in settings]
     likelihoods = np.zeros((len(settings), len(noises)))
-    for region, edge in wrap([(region, edge) for region in regions for edge in by_edge]):
-        part = part_of(nodes, region.nodes)
-        if not isinstance(part, Graph):
-            if edge is None:
-                raise ValueError("settings for points must name an edge function; give a graph to keep its weights.")
-            part = ImplicitGraph(part.double(), edge, normalization)
-        spectrum, seen = ExactSpectrum.of(part), values[region.rows]
-        for position in by_edge[edge]:
-            covariance = spectrum.kernel(settings[position][1], region.known)
-            if criterion == "likelihood":
-                likelihoods[position] += len(seen) * np.array(_likelihoods(covariance, seen - offset, noises))
-            elif rule == "gp":
-                _held_out_by_gp(covariance, seen, offset, region, noises, scores[position])
-            else:
-                _held_out_by_sums(covariance, seen, region, rule == "normalized", scores[position][0])
-    parts = None
+
+    def run(regions: Sequence[Region], positions: Sequence[int]) -> None:
+        by_edge: dict[EdgeFunction | None, list[int]] = {}  # one decomposition serves all series
+        for position in positions:
+            by_edge.setdefault(settings[position][0], []).append(position)
+        for region, edge in wrap([(region, edge) for region in regions for edge in by_edge]):
+            part = part_of(nodes, region.nodes)
+            if not isinstance(part, Graph):
+                if edge is None:
+                    raise ValueError("settings for points must name an edge function; give a graph to keep its weights.")
+                part = ImplicitGraph(part.double(), edge, normalization)
+            spectrum, seen = ExactSpectrum.of(part), values[region.rows]
+            for position in by_edge[edge]:
+                covariance = spectrum.kernel(settings[position][1], region.known)
+                if criterion == "likelihood":
+                    likelihoods[position] += len(seen) * np.array(_likelihoods(covariance, seen - offset, noises))
+                elif rule == "gp":
+                    _held_out_by_gp(covariance, seen, offset, region, noises, scores[position])
+                else:
+                    _held_out_by_sums(covariance, seen, region, rule == "normalized", scores[position][0])
+
     if criterion == "likelihood":
+        run(regions, range(len(settings)))
         found = np.where(np.isfinite(likelihoods), likelihoods, -np.inf)
         best, score = int(found.argmax()), float(found.max()) / sum(len(region.known) for region in regions)
-    else:
-        best, score = cross_fitted(list(itertools.chain(*scores)))
-        parts = scores[best // len(noises)][best % len(noises)]
-        if sum(int((weights > 0).sum()) for region in regions for _, weights in region.splits) >= ENOUGH:
-            score = parts.value
-    return best // len(noises), best % len(noises), score, parts
+        return best // len(noises), best % len(noises), score, None
+    # All settings on the first few regions, and only the best of them on the others.
+    halving = len(regions) > FIRST and len(settings) > FINAL
+    run(regions[:FIRST] if halving else regions, range(len(settings)))
+    final = list(range(len(settings)))
+    if halving:
+        sign = -1 if criterion == "cosine" else 1
+        final = sorted(final, key=lambda position: min(sign * score.value for score in scores[position]))[:FINAL]
+        run(regions[FIRST:], final)
+    best, score = cross_fitted([score for position in final for score in scores[position]])
+    position, option = final[best // len(noises)], best % len(noises)
+    parts = scores[position][option]
+    if sum(int((weights > 0).sum()) for region in regions for _, weights in region.splits) >= ENOUGH:
+        score = parts.value
+    return position, option, score, parts
 
 
 def _spectrum(covariance: Tensor) -> tuple[Tensor, Tensor]:
@@ -160,12 +173,13 @@ def _held_out_by_gp(
 ) -> None:
     eigenvalues, vectors = _spectrum(covariance)
     rotated = vectors.mT @ (values - offset)
-    for noise, score in zip(noises, scores, strict=True):
-        inverse = 1 / (eigenvalues + noise)
-        for fold, (held, weights) in enumerate(region.splits):
-            rows = vectors[held]
-            left = torch.linalg.solve((rows * inverse) @ rows.mT, rows @ (rotated * inverse.unsqueeze(-1)))
-            score.add(values[held] - left, values[held], weights, fold)
+    inverse = 1 / (eigenvalues + torch.tensor(noises, dtype=eigenvalues.dtype).unsqueeze(-1))  # (noises, n)
+    for fold, (held, weights) in enumerate(region.splits):
+        rows = vectors[held]
+        weighted = rows * inverse.unsqueeze(-2)  # (noises, h, n)
+        left = torch.linalg.solve(weighted @ rows.mT, weighted @ rotated)
+        for score, missed in zip(scores, left, strict=True):
+            score.add(values[held] - missed, values[held], weights, fold)
 
 
 def _held_out_by_sums(covariance: Tensor, values: Tensor, region: Region, normalized: bool, score: Score) -> None:

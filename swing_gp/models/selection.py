@@ -25,9 +25,7 @@ from torch import Tensor
 from swing_gp.graphs.graph import Graph
 from swing_gp.models.candidates import candidates, series_candidates
 from swing_gp.models.comparison import CRITERIA
-from swing_gp.models.graph_grid import (
-    Setting,
-)
+from swing_gp.models.graph_grid import Setting
 from swing_gp.models.search import Search, Selection
 from swing_gp.utils.validation import check_choice
 
