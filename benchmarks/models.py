@@ -1,12 +1,15 @@
-"""The models beside their peers: regression, classification with few labels, and local Gaussian processes.
+"""The models beside their peers: regression, interpolation, classification with few labels, and local Gaussian processes.
 
-    python -m benchmarks.models [regression] [digits] [local] [--quick] [--out results/models]
+    python -m benchmarks.models [regression] [normals] [fields] [digits] [local] [--quick] [--out results/models]
 
 regression: GraphGPRegressor with its defaults on real and generated data, five splits, the same for all: RMSE in the units of
 the target, with its deviation over the splits; over that of the best peer, with the paired difference in standard errors; and
 how many test values lie in 95% intervals, noise included. "Seen" says which models see the inputs of the test set. On the globe
 whole regions are held out, of which 5,000 points are scored. The exact GPs are given parts of the larger sets, as named. With
 --only and --splits a part of it is run. 100,000 rows in the plane are for the time: no exact peer, one split.
+
+normals: mean cosines of `interpolate` with defaults at hidden vertices (80%), with standard errors over masks and seconds;
+deviations are computed too. fields: RMSE of `interpolate` in gaps of a lattice, beside that of every family alone.
 
 digits: scikit-learn's 1,797 pictures of 64 pixels, 100 and 20 labels, five stratified splits, the same for all. "All inputs"
 says which models see the inputs of the test set. Shares of correct labels, with their deviation over the splits, the mean
@@ -35,6 +38,7 @@ from sklearn.model_selection import StratifiedShuffleSplit
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.semi_supervised import LabelSpreading
 
+from benchmarks.models_nodes import fields, normals
 from benchmarks.models_regression import regression
 from benchmarks.reporting import machine_info, markdown_table, write_atomically
 from swing_gp import GraphGPClassifier, LocalGP, Matern32
@@ -153,15 +157,17 @@ def local(quick: bool) -> tuple[list[dict[str, Any]], list[str], list[list[str]]
     return results, header, lines
 
 
-PROBLEMS = {"regression": regression, "digits": digits, "local": local}
+PROBLEMS = {"regression": regression, "normals": normals, "fields": fields, "digits": digits, "local": local}
+# Those of which a part can be run.
+IN_PARTS = ("regression", "normals", "fields")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("problems", nargs="*", metavar="PROBLEM", help=f"of {', '.join(PROBLEMS)} (all)")
     parser.add_argument("--quick", action="store_true", help="one split, two small regressions, 20,000 predictions")
-    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="regressions by name")
-    parser.add_argument("--splits", type=int, default=5, help="of regressions (%(default)s)")
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="regressions, meshes or fields by name")
+    parser.add_argument("--splits", type=int, default=5, help="of regressions, and masks of meshes (%(default)s)")
     parser.add_argument("--out", type=Path, default=Path("results") / "models", help="where the results go (%(default)s)")
     arguments = parser.parse_args()
     if unknown := set(arguments.problems) - set(PROBLEMS):
@@ -169,7 +175,7 @@ def main() -> None:
     warnings.simplefilter("ignore")  # peers that do not converge
     results, report = {}, []
     for name in arguments.problems or PROBLEMS:
-        options = {"only": tuple(arguments.only), "splits": arguments.splits} if name == "regression" else {}
+        options = {"only": tuple(arguments.only), "splits": arguments.splits} if name in IN_PARTS else {}
         results[name], header, lines = PROBLEMS[name](arguments.quick, **options)
         report.append(f"## {name}\n\n{markdown_table(header, lines)}\n")
         print(report[-1], flush=True)

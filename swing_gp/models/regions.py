@@ -17,7 +17,7 @@ from swing_gp.graphs.sparse import SparseGraph
 from swing_gp.models.folds import Fold, distances_to, task_folds
 
 # Graphs of up to this many nodes are seen whole, larger ones through this many parts of at least so many nodes.
-WHOLE, PARTS, PART = 1000, 12, 600
+WHOLE, PARTS, PART = 1000, 8, 600
 # A part reaches so many times as far from its centre as held-out nodes are from kept ones, and has at most so many nodes.
 REACH, LARGEST_PART = 3.0, 15_000
 # Wide gaps, of more nodes than this (and not only wide beside a denser place), make parts large: of more than so many nodes
@@ -61,7 +61,7 @@ def regions_of(nodes: Tensor | Graph, known: Tensor, *, largest: int = LARGEST_P
     >>> points = torch.rand(3000, 2, generator=torch.Generator().manual_seed(0))
     >>> regions = regions_of(points, torch.arange(600))
     >>> len(regions), len(regions[0].nodes)
-    (12, 600)
+    (8, 600)
     """
     number = nodes.num_nodes if isinstance(nodes, Graph) else len(nodes)
     share = min(SHARE, MOST_HELD / len(known))
