@@ -118,6 +118,8 @@ class CoordinatePosterior:
     :param amplitude: the deviation of the GP, for every column, (k,).
     """
 
+    scale = 1.0  # the prior variance, which the noise is measured by
+
     def __init__(self, model: CoordinateGP, known: Tensor, values: Tensor, trend: Tensor, amplitude: Tensor) -> None:
         extended = model.extended()
         rest = values.double() - trend[known]
@@ -125,8 +127,6 @@ class CoordinatePosterior:
         unit = torch.where(largest > 0, largest, 1.0)  # squares neither overflow nor vanish
         prediction = model.local(extended[known], rest / unit).predict(extended)
         self.mean, self.variance, self.amplitude = prediction.mean * unit + trend, prediction.variance, amplitude
-
-    scale = 1.0  # the prior variance, which the noise is measured by
 
     def std(self, shape: torch.Size) -> Tensor:
         return (self.variance.sqrt().unsqueeze(-1) * self.amplitude).reshape(shape)
