@@ -121,11 +121,9 @@ def run(arguments: argparse.Namespace) -> None:
     rows = {"train": len(train), "held_out": len(held), "without_target": without_target}
     settings = {**model.get_params(), "progress": None}
     report = {"table": str(arguments.table), "inputs": inputs, "targets": targets, "rows": rows, "settings": settings}
-    tried = [
-        {"family": row.family, **row.settings, "rmse": row.score, "seconds": row.seconds} for row in model.selection_.ranked
-    ]
     save_report(
-        out / "report.json", {**report, "tried": tried, "scores": scores, "seconds": seconds, "memory_gigabytes": memory}
+        out / "report.json",
+        {**report, "tried": model.selection_.records(), "scores": scores, "seconds": seconds, "memory_gigabytes": memory},
     )
     print_line("written", ", ".join([*written, "report.json", "model.pt"]))
 

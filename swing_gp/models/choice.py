@@ -22,7 +22,7 @@ from swing_gp.graphs.nearest import knn_graph
 from swing_gp.models.comparison import Comparison, ModelWarning, Row
 from swing_gp.models.estimator import Inputs, column_scales, scalings_of, standards
 from swing_gp.models.folds import Fold, task_folds
-from swing_gp.models.graph_gp import GraphGP
+from swing_gp.models.graph_gp import DENSE, GraphGP
 from swing_gp.models.manifold_priors import SMOOTHNESS
 from swing_gp.models.matern_gp import MaternGP
 from swing_gp.models.matern_search import Fit, Places, Search
@@ -219,7 +219,8 @@ def choose(task: Task, kernel: str, options: dict[str, Any], **training: Any) ->
         candidates += more
         # Where the graph does not help the coordinates, a kernel on the graph alone will not.
         helps = bool(more) and folds and more[0].row.score < first.row.score
-        if helps and len(task.x) + len(task.more) <= GRAPH_NODES:
+        # More observations than this it could not be scored on.
+        if helps and len(task.x) + len(task.more) <= GRAPH_NODES and len(task.x) <= DENSE:
             training["steps"] = min(GRAPH_STEPS, training["steps"])
             candidates += task.scored([task.named(options, [more[0].scaling], **training)], folds)
     best = min(candidates, key=lambda each: each.row.score if math.isfinite(each.row.score) else math.inf)

@@ -190,6 +190,15 @@ def table(tmp_path):
     return path
 
 
+def test_a_kernel_without_a_score_is_reported(table, tmp_path, monkeypatch):
+    # of more observations than dense algebra takes; JSON has no NaN
+    monkeypatch.setattr("swing_gp.models.graph_gp.DENSE", 10)
+    words = ["--x", "east,north", "--y", "height", "--kernel", "log_matern", "--steps", "2", "--out", str(tmp_path / "out")]
+    assert main(["regress", str(table), *words]) == 0
+    tried = json.loads((tmp_path / "out" / "report.json").read_text())["tried"]
+    assert [row["score"] for row in tried if row["chosen"]] == [None]
+
+
 def test_regression_from_end_to_end(table, tmp_path):
     result = run("regress", table, "--x", "east,north", "--y", "height", "--steps", "30", "--out", tmp_path / "out")
     assert result.returncode == 0, result.stderr
