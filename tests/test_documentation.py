@@ -3,7 +3,6 @@
 import ast
 import doctest
 import importlib
-import importlib.util
 import os
 import pkgutil
 import re
@@ -66,8 +65,6 @@ def test_markdown_examples_run(page, block, capsys, tmp_path, monkeypatch):
 
 def run_apart(block, folder):
     """In a process of its own: importing BoTorch changes global settings of linear_operator."""
-    if importlib.util.find_spec("botorch") is None:
-        pytest.skip("needs botorch")
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     command = [sys.executable, "-c", block]
     environment = os.environ | {"PYTHONPATH": path}

@@ -95,7 +95,7 @@ def _parts(
         place = int(torch.where(torch.isfinite(away), away, -1.0).argmax())
         center, radius = int(fold.held[place]), float(away[place])
         number = balls.count(center, REACH * radius)
-        wide = number > WIDE and balls.count(center, radius) > GAP
+        wide = largest > WIDE and number > WIDE and balls.count(center, radius) > GAP
         if not wide:  # anywhere, by the weights of scores
             center = int(fold.held[torch.multinomial(weights, 1, generator=generator)])
             number = min(balls.count(center, REACH * float(distances[center])), WIDE)

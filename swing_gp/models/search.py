@@ -30,7 +30,7 @@ from swing_gp.models.graph_grid import (
     solved_score,
 )
 from swing_gp.models.neighbors import NeighborSearch
-from swing_gp.models.regions import WIDE, regions_of
+from swing_gp.models.regions import LARGEST_PART, WIDE, regions_of
 from swing_gp.operators.diffusion_coordinates import DiffusionCoordinates, diffusion_coordinates
 from swing_gp.series.base import Series
 from swing_gp.series.families import Matern, OneStep
@@ -96,6 +96,7 @@ class Search:
         rule: str,
         criterion: str,
         centered: bool,
+        dense: bool,
         seed: int,
         progress: bool | None,
     ) -> None:
@@ -112,9 +113,9 @@ class Search:
         self.offset = self.values.mean(0) if rule == "gp" and centered else torch.zeros_like(self.values[0])
         if len(known) < 2:
             raise ValueError("One known node is too few to choose settings by: give a graph, a series and noise.")
-        self.regions = regions_of(nodes, known, seed=seed)
+        # Grids of settings want eigenvalues: their regions stay small, however wide gaps are.
+        self.regions = regions_of(nodes, known, largest=WIDE if dense else LARGEST_PART, seed=seed)
         self.wide = any(len(region.nodes) > WIDE for region in self.regions)
-        self.seed = seed
         self.found: list[tuple[Row, Score | None, Callable[[Comparison], Selection]]] = []
         self.rows: list[Row] = []
         self.smoothness: dict[float, float] = {}
@@ -171,8 +172,7 @@ class Search:
     def extended(self) -> None:
         if not 8 <= self.number <= MOST_EXTENDED:
             return
-        coordinates = self.points.unique(dim=0)
-        if len(coordinates) == self.number:
+        if len(self.points.unique(dim=0)) == self.number:
             self._on_coordinates("extended", diffusion_coordinates(self.graph, EIGENPAIRS))
 
     @property
@@ -303,11 +303,8 @@ class Search:
             noises = NOISES if self.number <= LARGE else NOISES_IF_LARGE
         options: Sequence[float | None] = noises if self.rule == "gp" else (None,)
         nodes = self.nodes if graph is None else graph
-        regions = self.regions
-        if self.wide:
-            regions = regions_of(self.nodes, self.known, largest=WIDE, seed=self.seed)
         position, option, score, parts = best_of_grid(
-            nodes, regions, self.values, settings, options, rule=self.rule, criterion=self.criterion, offset=self.offset,
+            nodes, self.regions, self.values, settings, options, rule=self.rule, criterion=self.criterion, offset=self.offset,
             normalization=normalization, wrap=lambda work: self._wrapped(work, family),
         )  # fmt: skip
         (edge, series), noise = settings[position], options[option]

@@ -26,7 +26,7 @@ from swing_gp.graphs.graph import Graph
 from swing_gp.models.candidates import candidates, series_candidates
 from swing_gp.models.comparison import CRITERIA
 from swing_gp.models.graph_grid import Setting
-from swing_gp.models.search import Search, Selection
+from swing_gp.models.search import MOST_EXTENDED, Search, Selection
 from swing_gp.utils.validation import check_choice
 
 RULES = ("gp", "paper", "normalized")
@@ -80,14 +80,21 @@ def select(
         check_choice("families", family, FAMILIES)
     if settings is not None and len(settings) == 0:
         raise ValueError("settings must hold at least one pair of an edge function and a series.")
-    search = Search(points, known, values, rule, criterion, centered, seed, progress)
     if settings is None and isinstance(points, Graph):
         settings = series_candidates(points.num_nodes)
-    if settings is not None or rule != "gp" or criterion == "likelihood":
+    only_grid = settings is not None or rule != "gp" or criterion == "likelihood"
+    dense = only_grid or set(families) == {"implicit"}
+    search = Search(points, known, values, rule, criterion, centered, dense, seed, progress)
+    if only_grid:
         search.grid("graph", candidates(search.points) if settings is None else settings, noises, normalization)
         return search.best()
     start = time.perf_counter()
     for family in FAMILIES:
         if family in families and (time_limit is None or time.perf_counter() - start < time_limit or not search.found):
             getattr(search, family)()
+    if not search.found:
+        raise ValueError(
+            f"families={tuple(families)} has none for these {search.number:,} nodes: 'extended' takes 8 to {MOST_EXTENDED:,} "
+            "distinct ones. Add 'coordinates'."
+        )
     return search.best()

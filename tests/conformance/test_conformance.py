@@ -22,9 +22,13 @@ NOISE = torch.tensor(0.05, dtype=torch.float64)
 DRAWS, STEP = 1000, 1e-5
 FIXED = {next(stall for stall in MARKET if stall.route == route) for route in ROUTES} | set(MARKET[5::12])
 
-everywhere = pytest.mark.parametrize(
-    "stall", [pytest.param(stall, id=str(stall), marks=[] if stall in FIXED else pytest.mark.slow) for stall in MARKET]
-)
+
+def visits(stalls: list[Stall]) -> pytest.MarkDecorator:
+    found = [pytest.param(stall, id=str(stall), marks=[] if stall in FIXED else pytest.mark.slow) for stall in stalls]
+    return pytest.mark.parametrize("stall", found)
+
+
+everywhere = visits(MARKET)
 pytestmark = pytest.mark.filterwarnings("ignore::gpytorch.utils.warnings.GPInputWarning")
 
 
@@ -177,11 +181,13 @@ def test_gradients_in_hyper_parameters(stall):
         assert error <= max(1e-4, 4 * stall.tol) * max(1.0, abs(wanted)), f"{name}: {float(parameter.grad.sum())}, {wanted}"
 
 
-@everywhere
+@visits([stall for stall in MARKET if stall.extends or not stall.of.anywhere])
 def test_gradients_in_inputs(stall):
-    if not stall.extends:
-        pytest.skip("defined on the graph only")
     model, start = trained(stall), stall.points[28:31] + 0.013
+    if not stall.of.anywhere:
+        with pytest.raises(ValueError, match=r"node|needs a polynomial"):
+            _ = model(start.clone().requires_grad_()).mean
+        return
     wave = torch.tensor([1.0, -0.5, 0.3], dtype=start.dtype)
     if not stall.moves:
         with pytest.raises(ValueError, match="not differentiable in the points"):

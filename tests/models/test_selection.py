@@ -8,11 +8,12 @@ import torch
 from memory import peak_of
 from oracles import cloud, dense_adjacency, dense_kernel
 
-from swing_gp import Diffusion, Gaussian, ImplicitGraph, LogMatern, PowerSeries
+from swing_gp import Diffusion, Gaussian, ImplicitGraph, LogMatern, Matern, PowerSeries, knn_graph
+from swing_gp.models import graph_grid, search, selection
 from swing_gp.models.candidates import candidates
-from swing_gp.models.folds import distances_to
-from swing_gp.models.graph_grid import Score, cross_fitted, descend
-from swing_gp.models.regions import FOLDS, PARTS, WHOLE, WIDE, regions_of
+from swing_gp.models.folds import distances_to, task_folds
+from swing_gp.models.graph_grid import CALIBRATED, FINAL, FIRST, Score, best_of_grid, cross_fitted, descend, held_out_amplitude
+from swing_gp.models.regions import FOLDS, PARTS, SHARE, WHOLE, WIDE, regions_of
 from swing_gp.models.selection import select
 
 
@@ -144,7 +145,7 @@ def test_regions_test_what_the_task_asks(gap):
     points = cloud(20_000, 2)
     known = ((points - 0.5).norm(dim=-1) > gap).nonzero().squeeze(-1)
     known = known[torch.randperm(len(known), generator=torch.Generator().manual_seed(0))[: len(known) // 2]]
-    regions = regions_of(points, known)
+    regions, folds = regions_of(points, known), task_folds(points, known, num_folds=FOLDS, share=SHARE)
     unknown = distances_to(points, known)
     unknown = unknown[unknown > 0]
     assert (len(regions), any(len(region.nodes) > WIDE for region in regions)) == ((PARTS, False) if gap == 0 else (3, True))
@@ -159,8 +160,67 @@ def test_regions_test_what_the_task_asks(gap):
             if gap > 0:
                 assert float(away.max()) > 0.5 * float(unknown.max())
             # what is scored is as far from everything kept, not only from what is in the region
-            everywhere = known[~torch.isin(known, region.nodes[region.known[held]])]
-            assert torch.allclose(distances_to(points, everywhere)[region.nodes[region.known[held[tested]]]], away) or gap == 0
+            ids = region.nodes[region.known[held]]
+            (fold,) = [fold for fold in folds if torch.isin(ids, fold.held).all()]
+            assert torch.allclose(distances_to(points, fold.kept)[ids[tested]], away)
+
+
+def holed(number=4000, radius=0.3):
+    """Points in a square of which a disc is unknown, with hundreds of nodes in it."""
+    points = cloud(number, 2)
+    known = ((points - 0.5).norm(dim=-1) > radius).nonzero().squeeze(-1)
+    return points, known, torch.sin(5 * points[:, :1]) + points[:, 1:] ** 2
+
+
+@pytest.mark.parametrize("kind", ["sparse", "paper", "implicit", "likelihood"])
+def test_grids_of_settings_take_wide_gaps(kind, monkeypatch):
+    points, known, values = holed()
+    assert any(len(region.nodes) > WIDE for region in regions_of(points, known))
+    few = [(Gaussian(0.03), Diffusion(time)) for time in (1.0, 10.0)]
+    for module in (search, selection):
+        monkeypatch.setattr(module, "candidates", lambda points: few)
+        monkeypatch.setattr(module, "series_candidates", lambda number: [(None, Matern(2.0, kappa)) for kappa in (3.0, 30.0)])
+    words = {"paper": {"rule": "paper"}, "implicit": {"families": ("implicit",)}, "likelihood": {"criterion": "likelihood"}}
+    found = select(knn_graph(points, 8) if kind == "sparse" else points, known, values[known], **words.get(kind, {}))
+    assert found.table.chosen.family == ("implicit" if kind == "implicit" else "graph")
+    assert math.isfinite(found.score)
+
+
+def test_families_that_do_not_apply_are_refused_by_name():
+    with pytest.raises(ValueError, match="'extended' takes 8 to"):
+        select(cloud(6, 2), torch.arange(4), torch.arange(4).double().unsqueeze(-1), families=("extended",))
+
+
+def test_settings_that_lose_on_the_first_regions_are_dropped_and_the_best_is_kept(monkeypatch):
+    points, known, values = problem(WHOLE + 500, 600)
+    settings = [(Gaussian(length), Diffusion(time)) for length in (0.01, 0.04) for time in (0.1, 0.3, 1.0, 3.0, 12.0, 50.0)]
+    regions, seen = regions_of(points, known), []
+    words = {"rule": "gp", "criterion": "rmse", "offset": values[known].mean(0), "wrap": lambda work: seen.extend(work) or work}
+    halved = best_of_grid(points, regions, values[known], settings, [0.01], **words)
+    # every setting has an edge of its own here, and work for each
+    assert len(seen) == FIRST * len(settings) + (len(regions) - FIRST) * FINAL < len(regions) * len(settings)
+    monkeypatch.setattr(graph_grid, "FINAL", len(settings))
+    whole = best_of_grid(points, regions, values[known], settings, [0.01], **words)
+    assert halved[:3] == whole[:3]
+
+
+def test_the_amplitude_is_what_held_out_residuals_say():
+    points, known, values = problem()
+    values, series, noise = values[:, :1], Matern(2.0, 5.0), 0.05
+    graph = knn_graph(points, 8)
+    (region,) = regions_of(points, known)
+    ours = held_out_amplitude(graph, series, noise, [region], values[known], torch.ones(90, 0).double())
+    kernel, nodes = dense_kernel(graph, series), known[region.rows]
+    total = weight = 0.0
+    for held, weights in region.splits[:CALIBRATED]:
+        kept = region.kept(held)
+        prior = kernel[nodes[kept]][:, nodes[kept]]
+        extra = noise * prior.diagonal().mean()
+        solved = torch.linalg.solve(prior + extra * torch.eye(len(kept)).double(), kernel[nodes[kept]][:, nodes[held]])
+        missed = values[nodes[held], 0] - solved.mT @ values[nodes[kept], 0]
+        variance = kernel[nodes[held], nodes[held]] - (solved * kernel[nodes[kept]][:, nodes[held]]).sum(0) + extra
+        total, weight = total + float(weights @ (missed.square() / variance)), weight + float(weights.sum())
+    assert float(ours) == pytest.approx(math.sqrt(total / weight), rel=1e-4)
 
 
 def test_a_search_goes_to_the_best_neighbour_and_asks_once():
