@@ -96,7 +96,9 @@ class ManifoldMaternKernel(Kernel):
         check_choice("nu", nu, tuple(EDGES))
         coordinates = points
         if not isinstance(coordinates, DiffusionCoordinates):
-            coordinates = diffusion_coordinates(coordinates if isinstance(coordinates, Graph) else _graph(coordinates), num)
+            coordinates = diffusion_coordinates(
+                coordinates if isinstance(coordinates, Graph) else neighbor_graph(coordinates), num
+            )
         dim = coordinates.graph.dim
         if ard_num_dims not in (None, dim):
             raise ValueError(f"ard_num_dims must be the dimension of the points, {dim}, got {ard_num_dims}.")
@@ -164,6 +166,7 @@ class ManifoldMaternKernel(Kernel):
         return self.edge.log_profile(torch.cdist(one, two, compute_mode="donot_use_mm_for_euclid_dist")).exp()
 
 
-def _graph(points: Tensor) -> Graph:
+def neighbor_graph(points: Tensor, neighbors: int = NEIGHBORS) -> Graph:
+    """The graph of nearest neighbours that coordinates are extended by; of as many as there are, where points are few."""
     density = 1.0 if points.shape[-1] > LOW_DIM else 0.0
-    return knn_graph(points.detach().clone(), min(NEIGHBORS, len(points) - 2), density=density)
+    return knn_graph(points.detach().clone(), min(neighbors, len(points) - 2), density=density)

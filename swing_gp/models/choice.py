@@ -17,16 +17,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from swing_gp.gp.manifold import LOW_DIM
-from swing_gp.graphs.nearest import knn_graph
+from swing_gp.gp.manifold import neighbor_graph
+from swing_gp.models.chooser import Chooser, Split
 from swing_gp.models.comparison import Comparison, ModelWarning, Row
 from swing_gp.models.estimator import Inputs, column_scales, scalings_of, standards
 from swing_gp.models.folds import Fold, task_folds
 from swing_gp.models.graph_gp import DENSE, GraphGP
 from swing_gp.models.manifold_priors import SMOOTHNESS
 from swing_gp.models.matern_gp import MaternGP
-from swing_gp.models.matern_search import Fit, Places, Search
-from swing_gp.models.neighbors import NeighborSearch
+from swing_gp.models.matern_search import Fit, MaternSearch, Places
+from swing_gp.models.scores import Score
 from swing_gp.operators.diffusion_coordinates import DiffusionCoordinates, diffusion_coordinates
 
 # Fewer distinct inputs are no graph; more nodes than so many take minutes.
@@ -43,14 +43,13 @@ NOISY = 0.5
 
 @dataclass
 class Candidate:
-    """A fitted GP, the scaling of its inputs, the row of the table that it has, and what it missed of held-out values."""
+    """A fitted GP, the scaling of its inputs, and the row of the table that it has."""
 
     row: Row
     model: MaternGP | GraphGP
     inputs: Inputs
     scaling: str | None
     fit: Fit | None = None
-    missed: list[Tensor] | None = None
 
 
 @dataclass
@@ -79,7 +78,7 @@ class Task:
         names = scalings_of(self.x, self.scaling)
         self.scales = {name: Inputs(center, column_scales(self.x, name)) for name in names}
         nus = SMOOTHNESS if self.nu is None else (self.nu,)
-        self.search = Search(self.y, smoothness=nus, ard=self.ard, max_steps=self.max_steps, seed=self.seed)
+        self.search = MaternSearch(self.y, smoothness=nus, ard=self.ard, max_steps=self.max_steps, seed=self.seed)
 
     @property
     def first_mean(self) -> str | None:
@@ -139,7 +138,7 @@ class Task:
 
     # Scores
 
-    def folds(self, points: Callable[[Tensor], Tensor], scaling: str | None) -> list[Fold]:
+    def splits(self, points: Callable[[Tensor], Tensor], scaling: str | None) -> list[Split]:
         """Rows to hold out: like the inputs without a target where there are any, at random otherwise.
 
         :param points: in the distances of which the task is seen.
@@ -150,49 +149,29 @@ class Task:
             return []
         if self.more is None:
             order = torch.randperm(size, generator=torch.Generator().manual_seed(self.seed))
-            held = [order[start::number].sort().values for start in range(number)]
-            every = torch.arange(size)
-            return [Fold(part, every[~torch.isin(every, part)], part.new_ones(len(part), dtype=torch.float64)) for part in held]
-        with torch.no_grad():
-            nodes = points(self.nodes(scaling))
-        return task_folds(nodes, torch.arange(size), num_folds=number, share=min(0.4, 1 / number), seed=self.seed)
+            held, every = [order[start::number].sort().values for start in range(number)], torch.arange(size)
+            folds = [
+                Fold(part, every[~torch.isin(every, part)], part.new_ones(len(part), dtype=torch.float64)) for part in held
+            ]
+        else:
+            with torch.no_grad():
+                nodes = points(self.nodes(scaling))
+            folds = task_folds(nodes, torch.arange(size), num_folds=number, share=min(0.4, 1 / number), seed=self.seed)
+        return [_split(fold, self.seed) for fold in folds]
 
-    def scored(self, candidates: list[Candidate], folds: list[Fold]) -> list[Candidate]:
-        """The same with their scores."""
-        few = [_few(fold, self.seed) for fold in folds]
+    def scored(self, candidates: list[Candidate], chooser: Chooser[Candidate], splits: list[Split]) -> list[Candidate]:
+        """The same with their scores, and in the chooser."""
         for candidate in candidates:
-            began = time.perf_counter()
-            missed = candidate.model.held_out([(held, fold.kept) for fold, (held, _) in zip(folds, few, strict=True)])
-            score = math.nan if missed is None or not folds else _rmse(missed, [weights for _, weights in few])
+            began, score = time.perf_counter(), None
+            missed = candidate.model.held_out([(split.held, split.kept) for split in splits])
+            if missed is not None and splits:
+                score = Score("rmse")
+                for split, left in zip(splits, missed, strict=True):
+                    score.add(self.y[split.held] - left, self.y[split.held], split.weights)
             seconds = candidate.row.seconds + time.perf_counter() - began
-            candidate.missed = missed
-            candidate.row = replace(candidate.row, score=score, seconds=seconds)
+            candidate.row = replace(candidate.row, score=math.nan if score is None else score.value, seconds=seconds)
+            chooser.add(candidate.row, score, candidate)
         return candidates
-
-    def gain(self, best: Candidate, folds: list[Fold]) -> float | None:
-        """By how many standard errors held-out values are predicted better than by the mean; None where nothing is known."""
-        if not folds or best.missed is None:
-            return None
-        few = [_few(fold, self.seed) for fold in folds]
-        gains = []
-        for fold, (held, _), missed in zip(folds, few, best.missed, strict=True):
-            mean = self.y[held] - self.y[fold.kept].mean(0)
-            gains.append((mean.square() - missed.square()).mean(-1))
-        gain, weights = torch.cat(gains), torch.cat([weights for _, weights in few]) / len(few)
-        average = weights @ gain
-        error = (weights.square() @ (gain - average).square()).sqrt()
-        return float(average / error.clamp_min(1e-300))
-
-    def trivial(self, folds: list[Fold], scaling: str | None) -> list[Row]:
-        """The scores of the mean and of the nearest known value."""
-        if not folds:
-            return []
-        few, x = [_few(fold, self.seed) for fold in folds], self.scales[scaling]("X", self.x)
-        weights = [weight for _, weight in few]
-        pairs = [(held, fold.kept) for fold, (held, _) in zip(folds, few, strict=True)]
-        mean = [self.y[held] - self.y[kept].mean(0) for held, kept in pairs]
-        near = [self.y[held] - self.y[kept[NeighborSearch(x[kept]).nearest(x[held], 1)[:, 0]]] for held, kept in pairs]
-        return [Row("mean", score=_rmse(mean, weights)), Row("nearest", score=_rmse(near, weights))]
 
 
 def choose(task: Task, kernel: str, options: dict[str, Any], **training: Any) -> tuple[Candidate, Comparison]:
@@ -212,20 +191,18 @@ def choose(task: Task, kernel: str, options: dict[str, Any], **training: Any) ->
         candidates = task.coordinates()
         first = candidates[0]
     metric = first.model.points if isinstance(first.model, MaternGP) else lambda nodes: nodes
-    folds = task.folds(metric, first.scaling)
-    task.scored(candidates, folds)
+    splits = task.splits(metric, first.scaling)
+    chooser: Chooser[Candidate] = Chooser(task.scales[first.scaling]("X", task.x), task.y, splits)
+    task.scored(candidates, chooser, splits)
     if kernel == "auto" and task.more is not None and len(task.x) + len(task.more) <= MOST_NODES:
-        more = task.scored(task.extended(first), folds)
-        candidates += more
+        more = task.scored(task.extended(first), chooser, splits)
         # Where the graph does not help the coordinates, a kernel on the graph alone will not.
-        helps = bool(more) and folds and more[0].row.score < first.row.score
+        helps = bool(more) and more[0].row.score < first.row.score
         # More observations than this it could not be scored on.
         if helps and len(task.x) + len(task.more) <= GRAPH_NODES and len(task.x) <= DENSE:
             training["steps"] = min(GRAPH_STEPS, training["steps"])
-            candidates += task.scored([task.named(options, [more[0].scaling], **training)], folds)
-    best = min(candidates, key=lambda each: each.row.score if math.isfinite(each.row.score) else math.inf)
-    rows = [each.row for each in candidates] + task.trivial(folds, first.scaling)
-    return best, Comparison(tuple(rows), "rmse", best.row, task.gain(best, folds))
+            task.scored([task.named(options, [more[0].scaling], **training)], chooser, splits)
+    return chooser.best()
 
 
 def warn_if_useless(best: Candidate, comparison: Comparison, stacklevel: int) -> None:
@@ -248,19 +225,12 @@ def diffusion(nodes: Tensor, neighbors: int) -> DiffusionCoordinates | None:
     points = torch.unique(nodes, dim=0)
     if len(points) < FEWEST:
         return None
-    density = 1.0 if points.shape[1] > LOW_DIM else 0.0
-    return diffusion_coordinates(knn_graph(points, min(neighbors, len(points) - 2), density=density))
+    return diffusion_coordinates(neighbor_graph(points, neighbors))
 
 
-def _few(fold: Fold, seed: int) -> tuple[Tensor, Tensor]:
-    """Up to so many held-out rows, and their weights."""
-    keep = torch.randperm(len(fold.held), generator=torch.Generator().manual_seed(seed))[:HELD].sort().values
-    weights = fold.weights[keep]
+def _split(fold: Fold, seed: int) -> Split:
+    """With up to so many held-out rows, whose weights sum to one."""
+    few = torch.randperm(len(fold.held), generator=torch.Generator().manual_seed(seed))[:HELD].sort().values
+    weights = fold.weights[few]
     total = weights.sum()
-    return fold.held[keep], weights / total if total > 0 else torch.full_like(weights, 1 / len(weights))
-
-
-def _rmse(missed: list[Tensor], weights: list[Tensor]) -> float:
-    """Of (h, k) values in every fold, with the weights of their rows."""
-    squares = [(weight @ part.square().mean(-1)) for part, weight in zip(missed, weights, strict=True)]
-    return float(torch.stack(squares).mean().sqrt())
+    return Split(fold.kept, fold.held[few], weights / total if total > 0 else torch.full_like(weights, 1 / len(weights)))

@@ -17,8 +17,8 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from swing_gp.gp.lbfgs import minimize_lbfgs
-from swing_gp.gp.manifold import EDGES, LOW_DIM, ManifoldMaternKernel
-from swing_gp.graphs.nearest import TREE_DIM, knn_graph
+from swing_gp.gp.manifold import EDGES, ManifoldMaternKernel, neighbor_graph
+from swing_gp.graphs.nearest import TREE_DIM
 from swing_gp.models.comparison import Comparison, ModelWarning, Row
 from swing_gp.models.dirichlet import DirichletGP, dirichlet_targets, expected_softmax
 from swing_gp.models.estimator import (
@@ -203,9 +203,7 @@ class GraphGPClassifier(ClassifierMixin, BaseEstimator):
     def _coordinates(self, points: Tensor) -> DiffusionCoordinates | None:
         if len(points) < FEWEST:
             return None
-        density = 1.0 if points.shape[1] > LOW_DIM else 0.0
-        number = min(plain(self.neighbors), len(points) - 2)
-        return diffusion_coordinates(knn_graph(points, number, density=density), plain(self.num))
+        return diffusion_coordinates(neighbor_graph(points, plain(self.neighbors)), plain(self.num))
 
     def _model(self, coordinates: DiffusionCoordinates | None, nu: float, x: Tensor, labels: Tensor) -> DirichletGP:
         alpha = ALPHAS[FIRST] if self.alpha is None else float(self.alpha)

@@ -11,8 +11,9 @@ import copy
 import itertools
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ FIRST, LAST = 300, 1000
 # Steps of L-BFGS from an optimum to that of a slightly different model.
 MORE_STEPS = 30
 # Where hyper-parameters may start, lengthscales in units of the root of the total variance.
-LENGTHSCALES, NOISES = (0.1, 0.3, 1.0, 3.0), (0.01, 0.3)
+LENGTHSCALES, LENGTHSCALES_OF_EXTENDED, NOISES = (0.1, 0.3, 1.0, 3.0), (0.3, 1.0), (0.01, 0.3)
 # In more dimensions there is one lengthscale for all.
 MOST_LENGTHSCALES = 30
 # More targets than this share their hyper-parameters, whatever they want.
@@ -69,7 +70,7 @@ class Fit:
         return {"nu": self.gp.nu, "lengthscales": "each" if several else "one", "mean": self.gp.mean, "scaling": self.scaling}
 
 
-class Search:
+class MaternSearch:
     """Fits of Matérn GPs to the same targets.
 
     :param y: standardised targets, (n, k).
@@ -117,13 +118,11 @@ class Search:
         for place in places:
             gp = self._model(place, nu, mean, None)
             rows, near = self._sample(gp, FIRST)
-            for start in _starts(place.coordinates is not None):
-                _set(gp, start)
-                with torch.no_grad():
-                    tried.append((float(_loss(gp, rows, near)), place, gp, rows, near, start))
-        _, place, gp, rows, near, start = min(tried, key=lambda each: each[0])
-        _set(gp, start)
-        return self._minimized(gp, place.scaling, rows, near)
+            lengths = LENGTHSCALES if place.coordinates is None else LENGTHSCALES_OF_EXTENDED
+            loss = set_likeliest(gp, starts(lengths, NOISES, extended=gp.extended), partial(_loss, gp, rows, near))
+            tried.append((loss, place.scaling, gp, rows, near))
+        _, scaling, gp, rows, near = min(tried, key=lambda each: each[0])
+        return self._minimized(gp, scaling, rows, near)
 
     def _each(self, fit: Fit, near: Fit | None) -> Fit:
         """With a lengthscale for each dimension, from one for all, or from those of another fit."""
@@ -188,15 +187,36 @@ def _loss(gp: MaternGP, rows: Tensor, near: Tensor | None) -> Tensor:
     return gp.loss(rows) if near is None else 0.5 * (gp.loss(rows, near) + gp.loss(rows))
 
 
-def _starts(extended: bool) -> list[dict[str, float]]:
-    lengths = LENGTHSCALES[1:3] if extended else LENGTHSCALES
-    plain = [{"lengthscale": length, "noise": noise} for length, noise in itertools.product(lengths, NOISES)]
+def starts(lengthscales: Sequence[float], noises: Sequence[float], *, extended: bool) -> list[dict[str, float]]:
+    """Values that hyper-parameters may start from: all combinations."""
+    plain = [{"lengthscale": length, "noise": noise} for length, noise in itertools.product(lengthscales, noises)]
     if not extended:
         return plain
     return [
         {**start, "lengthscale": start["lengthscale"] * (1 + beta**2) ** 0.5, "beta": beta, "tau": TAU}
         for start, beta in itertools.product(plain, BETAS)
     ]
+
+
+def set_likeliest(gp: MaternGP, starts: list[dict[str, float]], loss: Callable[[], Tensor]) -> float:
+    """Set a GP to the start with the least loss, and return it."""
+    losses = []
+    with torch.no_grad():
+        for start in starts:
+            _set(gp, start)
+            losses.append(float(loss()))
+    best = min(range(len(starts)), key=losses.__getitem__)
+    _set(gp, starts[best])
+    return losses[best]
+
+
+def learn(
+    gp: MaternGP, starts: list[dict[str, float]], rows: Tensor, near: Tensor | None, *, max_steps: int
+) -> float:  # (s,), (s, m)
+    """Hyper-parameters by :meth:`~swing_gp.models.matern_gp.MaternGP.loss`, from the likeliest start. The loss is returned."""
+    loss = partial(gp.loss, rows, near)
+    set_likeliest(gp, starts, loss)
+    return minimize_lbfgs(loss, gp, max_steps=max_steps)
 
 
 def _set(gp: MaternGP, values: dict[str, Any]) -> None:

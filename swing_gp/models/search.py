@@ -6,31 +6,29 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from swing_gp.gp.manifold import EDGES, LOW_DIM
+from swing_gp.gp.manifold import EDGES, neighbor_graph
 from swing_gp.graphs.graph import Graph
 from swing_gp.graphs.implicit import ImplicitGraph
-from swing_gp.graphs.nearest import knn_graph
 from swing_gp.models.candidates import KAPPAS, LARGE, NEIGHBORS, candidates, series_candidates
+from swing_gp.models.chooser import Chooser, Split
 from swing_gp.models.comparison import CRITERIA, Comparison, Row
 from swing_gp.models.coordinates import CoordinateGP, fit_coordinates
 from swing_gp.models.graph_grid import (
     ENOUGH,
-    Score,
     Setting,
     best_of_grid,
     descend,
-    gain_over,
     held_out_amplitude,
     solved_score,
 )
-from swing_gp.models.neighbors import NeighborSearch
 from swing_gp.models.regions import LARGEST_PART, WIDE, regions_of
+from swing_gp.models.scores import Score
 from swing_gp.operators.diffusion_coordinates import DiffusionCoordinates, diffusion_coordinates
 from swing_gp.series.base import Series
 from swing_gp.series.families import Matern, OneStep
@@ -116,11 +114,14 @@ class Search:
         # Grids of settings want eigenvalues: their regions stay small, however wide gaps are.
         self.regions = regions_of(nodes, known, largest=WIDE if dense else LARGEST_PART, seed=seed)
         self.wide = any(len(region.nodes) > WIDE for region in self.regions)
-        self.found: list[tuple[Row, Score | None, Callable[[Comparison], Selection]]] = []
-        self.rows: list[Row] = []
+        splits = [
+            Split(region.rows[region.kept(held)], region.rows[held], weights)
+            for region in self.regions
+            for held, weights in region.splits
+        ]
+        self.chooser: Chooser[Callable[[Comparison], Selection]]
+        self.chooser = Chooser(self.points[known], self.values, splits, criterion, self._in_units)
         self.smoothness: dict[float, float] = {}
-        if criterion != "likelihood":
-            self._trivial()
 
     def add(
         self,
@@ -131,9 +132,7 @@ class Search:
         began: float,
         make: Callable[[Comparison], Selection],
     ) -> None:
-        row = Row(family, settings, self._in_units(score), time.perf_counter() - began)
-        self.rows.append(row)
-        self.found.append((row, parts, make))
+        self.chooser.add(Row(family, settings, self._in_units(score), time.perf_counter() - began), parts, make)
 
     def _in_units(self, score: float) -> float:
         if self.criterion == "cosine":
@@ -142,27 +141,8 @@ class Search:
         return score - math.log(unit) if self.criterion == "likelihood" else score * unit
 
     def best(self) -> Selection:
-        sign = -1 if CRITERIA[self.criterion] else 1
-        row, parts, make = min(self.found, key=lambda each: sign * each[0].score if math.isfinite(each[0].score) else math.inf)
-        gain = None if parts is None else gain_over(self.mean, parts)
-        return make(Comparison(tuple(self.rows), self.criterion, row, gain))
-
-    def _trivial(self) -> None:
-        """What the mean and the nearest known value score."""
-        mean, nearest = Score(self.criterion), Score(self.criterion)
-        self.mean = mean
-        for region in self.regions:
-            for held, weights in region.splits:
-                kept = region.kept(held)
-                seen, truth = self.values[region.rows[kept]], self.values[region.rows[held]]
-                mean.add(seen.mean(0).expand_as(truth), truth, weights)
-                if self.points.shape[1]:
-                    ids = region.nodes[region.known]
-                    near = NeighborSearch(self.points[ids[kept]]).nearest(self.points[ids[held]], 1)[:, 0]
-                    nearest.add(seen[near], truth, weights)
-        self.rows.append(Row("mean", {}, self._in_units(mean.value)))
-        if self.points.shape[1]:
-            self.rows.append(Row("nearest", {}, self._in_units(nearest.value)))
+        make, table = self.chooser.best()
+        return make(table)
 
     # Matérn GPs on coordinates
 
@@ -173,28 +153,32 @@ class Search:
         if not 8 <= self.number <= MOST_EXTENDED:
             return
         if len(self.points.unique(dim=0)) == self.number:
-            self._on_coordinates("extended", diffusion_coordinates(self.graph, EIGENPAIRS))
+            graph = neighbor_graph(self.scaled, NEIGHBORS)
+            self._on_coordinates("extended", diffusion_coordinates(graph, EIGENPAIRS))
 
-    @property
+    @cached_property
     def graph(self) -> Graph:
         """Of nearest neighbours."""
-        if not hasattr(self, "_graph"):
-            density = 1.0 if self.points.shape[1] > LOW_DIM else 0.0
-            self._graph = knn_graph(self.points.detach(), min(NEIGHBORS, self.number - 2), density=density)
-        return self._graph
+        return neighbor_graph(self.points, NEIGHBORS)
 
-    def _on_coordinates(self, family: str, coordinates: DiffusionCoordinates | None) -> None:
+    @cached_property
+    def scaled(self) -> Tensor:  # (N, d)
+        """The points, centred and with a total variance of one."""
         points = self.points.detach().double()
         points = points - points.mean(0)
         spread = points.var(0, correction=0).sum().sqrt()
-        points = points / torch.where(spread > 0, spread, 1.0)
+        return points / torch.where(spread > 0, spread, 1.0)
+
+    def _on_coordinates(self, family: str, coordinates: DiffusionCoordinates | None) -> None:
         tried = list(EDGES)
         if coordinates is not None and self.smoothness:  # what is best on coordinates alone, and what comes second
             tried = sorted(self.smoothness, key=self.smoothness.__getitem__)[:2]
         for nu in self._wrapped(tried, family):
             began = time.perf_counter()
             with torch.enable_grad():
-                model = fit_coordinates(points, coordinates, nu, self.known, self.values, self.regions, centered=self.centered)
+                model = fit_coordinates(
+                    self.scaled, coordinates, nu, self.known, self.values, self.regions, centered=self.centered
+                )
             model, score = self._refined(model)
             if coordinates is None:
                 self.smoothness[nu] = -score.value if CRITERIA[self.criterion] else score.value

@@ -90,9 +90,9 @@ def select(
         return search.best()
     start = time.perf_counter()
     for family in FAMILIES:
-        if family in families and (time_limit is None or time.perf_counter() - start < time_limit or not search.found):
+        if family in families and (time_limit is None or time.perf_counter() - start < time_limit or not search.chooser):
             getattr(search, family)()
-    if not search.found:
+    if not search.chooser:
         raise ValueError(
             f"families={tuple(families)} has none for these {search.number:,} nodes: 'extended' takes 8 to {MOST_EXTENDED:,} "
             "distinct ones. Add 'coordinates'."

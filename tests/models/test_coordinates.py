@@ -9,7 +9,7 @@ from oracles import cloud, relative
 
 from swing_gp import ManifoldMaternKernel, diffusion_coordinates, knn_graph
 from swing_gp.gp.manifold import EDGES
-from swing_gp.models.coordinates import LEARNT, CoordinateGP, _blocks, _Likelihood, fit_coordinates
+from swing_gp.models.coordinates import GIVEN, LEARNT, CoordinateGP, _held_out, fit_coordinates
 from swing_gp.models.regions import regions_of
 
 
@@ -52,43 +52,16 @@ def test_predictions_and_held_out_values_are_those_of_the_dense_gp(nu, extended)
     torch.testing.assert_close(model.amplitude(regions, values), (ratios / weight).sqrt())
 
 
-@pytest.mark.parametrize("centered", [False, True])
-def test_the_loss_of_few_values_is_their_likelihood(centered):
-    # with the amplitude of each column, and the constant, under which they are likeliest
-    points, known, values = problem(60, 40)
-    blocks, weights, whole = _blocks(points, known, regions_of(points, known))
-    assert whole
-    loss = _Likelihood(points, None, 1.5, known[blocks], values[blocks], weights, whole, centered).start(0.5, 0.01, 0.0)
-    noisy = kernel_of(CoordinateGP(points, None, 1.5, centered, lengthscale=0.5))[known][:, known]
-    noisy = noisy + (0.01 + 1e-8) * torch.eye(40).double()
-    expected = 0.0
-    for column in values.mT:
-        ones = torch.ones_like(column)
-        mean = (ones @ torch.linalg.solve(noisy, column)) / (ones @ torch.linalg.solve(noisy, ones)) if centered else 0.0
-        amplitude = (column - mean) @ torch.linalg.solve(noisy, column - mean) / 40
-        normal = torch.distributions.MultivariateNormal(mean * ones, amplitude * noisy, validate_args=False)
-        expected -= float(normal.log_prob(column))
-    constant = 40 * 2 * 0.5 * (1 + math.log(2 * math.pi))
-    assert float(loss() - loss._prior()) + constant == pytest.approx(expected, rel=1e-5)
-
-
-def test_the_loss_of_many_values_is_that_of_held_out_ones_given_the_nearest():
-    points, known, values = problem(1500, LEARNT + 100)
-    values = values[:, :1]
-    blocks, weights, whole = _blocks(points, known, regions_of(points, known))
-    assert not whole
-    loss = _Likelihood(points, None, 1.5, known[blocks], values[blocks], weights, whole, False).start(0.5, 0.01, 0.0)
-    kernel = kernel_of(CoordinateGP(points, None, 1.5, False, lengthscale=0.5)) + (0.01 + 1e-8) * torch.eye(1500).double()
-    ratios, logs = [], []
-    for block in blocks:
-        near, target = known[block[:-1]], known[block[-1]]
-        solved = torch.linalg.solve(kernel[near][:, near], kernel[near, target])
-        variance = kernel[target, target] - kernel[near, target] @ solved
-        ratios.append(float((values[block[-1], 0] - solved @ values[block[:-1], 0]) ** 2 / variance))
-        logs.append(float(variance.log()))
-    number = len(blocks)
-    expected = 0.5 * number * (math.log(sum(ratios) / number) + sum(logs) / number)
-    assert float(loss() - loss._prior()) == pytest.approx(expected, rel=1e-5)
+def test_hyper_parameters_of_many_values_are_learnt_from_held_out_ones_given_the_nearest_kept():
+    points, known, _ = problem(1500, LEARNT + 100)
+    x, regions = points[known], regions_of(points, known)
+    rows, near = _held_out(x, regions)
+    assert near.shape == (len(rows), GIVEN)
+    splits = [(region.rows[held], region.rows[region.kept(held)]) for region in regions for held, _ in region.splits]
+    for row, given in zip(rows.tolist(), near, strict=True):
+        nearest = [kept[(x[kept] - x[row]).norm(dim=-1).argsort()[:GIVEN]] for held, kept in splits if row in held]
+        assert any(torch.equal(found.sort().values, given.sort().values) for found in nearest)
+    assert _held_out(x[:LEARNT], regions)[1] is None
 
 
 def test_hyper_parameters_of_a_known_gp_are_found():

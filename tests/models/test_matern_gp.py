@@ -15,7 +15,7 @@ from swing_gp.models.comparison import Comparison, Row
 from swing_gp.models.dense_gp import DenseGP
 from swing_gp.models.manifold_priors import kernel_with_priors
 from swing_gp.models.matern_gp import MaternGP
-from swing_gp.models.matern_search import Places, Search
+from swing_gp.models.matern_search import MaternSearch, Places
 from swing_gp.operators.diffusion_coordinates import diffusion_coordinates
 
 FLAT = 1e7  # the variance of a prior that is nearly flat
@@ -163,7 +163,7 @@ def drawn(number, lengthscales, seed, noise=0.05):
 @pytest.mark.parametrize("number", [400, 1500])  # all together, and given neighbours
 def test_lengthscales_are_found_where_they_differ(number):
     x, y = drawn(number, [0.5, 2.0, 30.0], seed=0)
-    best, plain = Search(y).fit([Places("global", x)])
+    best, plain = MaternSearch(y).fit([Places("global", x)])
     found = best.gp.kernel.base_kernel.lengthscale.detach().squeeze()
     assert best.settings["lengthscales"] == "each"
     assert plain.settings["lengthscales"] == "one"
@@ -173,7 +173,7 @@ def test_lengthscales_are_found_where_they_differ(number):
     assert float(found[2]) > 8
     assert float(best.gp.noise) ** 0.5 == pytest.approx(0.05, rel=0.2)
     x, y = drawn(300, [1.0, 1.0], seed=1)
-    assert Search(y).fit([Places("global", x)])[0].settings["lengthscales"] == "one"  # no use for two
+    assert MaternSearch(y).fit([Places("global", x)])[0].settings["lengthscales"] == "one"  # no use for two
 
 
 def test_targets_that_differ_have_hyper_parameters_of_their_own():
@@ -181,10 +181,10 @@ def test_targets_that_differ_have_hyper_parameters_of_their_own():
     _, rough = drawn(200, [0.25, 0.25], seed=0)
     for other, number in ((rough, 2), (-smooth, 1)):
         y = torch.cat([smooth, other], -1)
-        search = Search(y, smoothness=(2.5,), ard=False)
+        search = MaternSearch(y, smoothness=(2.5,), ard=False)
         fits = search.target_by_target(search.fit([Places("global", x)])[0])
         assert len(fits) == number
-    assert Search(smooth).target_by_target(fits[0]) == [fits[0]]
+    assert MaternSearch(smooth).target_by_target(fits[0]) == [fits[0]]
 
 
 def test_a_comparison_comes_back_from_a_file():

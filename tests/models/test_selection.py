@@ -12,8 +12,9 @@ from swing_gp import Diffusion, Gaussian, ImplicitGraph, LogMatern, Matern, Powe
 from swing_gp.models import graph_grid, search, selection
 from swing_gp.models.candidates import candidates
 from swing_gp.models.folds import distances_to, task_folds
-from swing_gp.models.graph_grid import CALIBRATED, FINAL, FIRST, Score, best_of_grid, cross_fitted, descend, held_out_amplitude
+from swing_gp.models.graph_grid import CALIBRATED, FINAL, FIRST, best_of_grid, descend, held_out_amplitude
 from swing_gp.models.regions import FOLDS, PARTS, SHARE, WHOLE, WIDE, regions_of
+from swing_gp.models.scores import Score, cross_fitted
 from swing_gp.models.selection import select
 
 
