@@ -10,11 +10,14 @@ from typing import Any
 import gpytorch
 import numpy as np
 import torch
+from scipy.interpolate import RBFInterpolator
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 from sklearn.neighbors import KNeighborsRegressor
 
 from benchmarks.models_data import REGRESSIONS
+from benchmarks.peers_models import MODELS as PEERS
+from benchmarks.peers_packages import installed
 from benchmarks.regression_data import Problem
 from benchmarks.regression_models import Exact, matern, svgp
 from swing_gp import GraphGPRegressor
@@ -24,6 +27,9 @@ __all__ = ["regression"]
 Outcome = tuple[np.ndarray, np.ndarray | None]  # means, and deviations of observations
 # Rows that an exact GP is given at most.
 SKLEARN, EXACT = 1000, 4000
+# Neighbours of SciPy's thin plates, and steps of Adam.
+RADIAL, STEPS = 64, 60
+GEOMETRIC = "GeometricKernels heat, chosen graph"
 
 
 def ours(problem: Problem, transductive: bool) -> Outcome:
@@ -67,6 +73,29 @@ def variational(problem: Problem, transductive: bool) -> Outcome:
     return mean, np.sqrt(variance)
 
 
+def radial(problem: Problem, transductive: bool) -> Outcome:
+    """SciPy's: thin plates through the nearest values, with the smoothing that predicts a tenth of them best."""
+    order, number = np.random.default_rng(0).permutation(len(problem.x)), max(1, len(problem.x) // 10)
+    held, kept, dim = order[:number][:2000], order[number:], problem.x.shape[1]
+    # With a linear trend, which wants more neighbours than coefficients; without one in many dimensions.
+    words = {"kernel": "thin_plate_spline", "degree": 1} if 2 * (dim + 1) < len(kept) else {"kernel": "linear", "degree": 0}
+
+    def made(rows: np.ndarray, smoothing: float) -> RBFInterpolator:
+        near = min(len(rows), RADIAL)
+        return RBFInterpolator(problem.x[rows], problem.y[rows], neighbors=near, smoothing=smoothing, **words)
+
+    def missed(smoothing: float) -> float:
+        return float(np.mean((made(kept, smoothing)(problem.x[held]) - problem.y[held]) ** 2))
+
+    return made(np.arange(len(problem.x)), min((0.0, 1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0), key=missed))(problem.x_test), None
+
+
+def geometric(problem: Problem, transductive: bool) -> Outcome:
+    """GeometricKernels' heat kernel, on a graph of Gaussian weights between all inputs."""
+    mean, variance = PEERS[GEOMETRIC].fit(problem, STEPS)()
+    return mean, np.sqrt(variance)
+
+
 def nearest(problem: Problem, transductive: bool) -> Outcome:
     return KNeighborsRegressor(1).fit(problem.x, problem.y).predict(problem.x_test), None
 
@@ -81,6 +110,8 @@ MODELS: dict[str, tuple[Callable[[Problem, bool], Outcome], bool]] = {
     f"scikit-learn GP, {SKLEARN:,} rows": (scikit_learn, False),
     f"GPyTorch exact, {EXACT:,} rows": (exact, False),
     "GPyTorch SVGP": (variational, False),
+    "SciPy RBFInterpolator": (radial, False),
+    GEOMETRIC: (geometric, True),
     "nearest": (nearest, False),
     "mean": (mean, False),
 }
@@ -91,7 +122,8 @@ QUICK, SLOW = ("spiral", "closed curve"), ("GPyTorch SVGP",)
 def regression(
     quick: bool, only: tuple[str, ...] = (), splits: int = 5
 ) -> tuple[list[dict[str, Any]], list[str], list[list[str]]]:
-    results = []
+    results: list[dict[str, Any]] = []
+    left_out = set() if "GeometricKernels" in installed() else {GEOMETRIC}
     for name, kind in REGRESSIONS.items():
         if (only and name not in only) or (quick and name not in QUICK):
             continue
@@ -104,6 +136,8 @@ def regression(
             for model, (run, _) in MODELS.items():
                 if (quick and model in SLOW) or (not kind.peers and model not in ("GraphGPRegressor", "nearest", "mean")):
                     continue
+                if model in left_out or (model == GEOMETRIC and not kind.transductive):
+                    continue
                 start = time.perf_counter()
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
@@ -112,9 +146,8 @@ def regression(
                 error = problem.y_test - found
                 inside = np.nan if deviation is None else float(np.mean(np.abs(error) < 1.96 * deviation))
                 rows.setdefault(model, []).append((float(np.sqrt(np.mean(error**2))) * problem.unit, inside, seconds))
+                print(f"{name}, split {seed}: {model}: {rows[model][-1][0]:.4g}, {inside:.3f}, {seconds:.1f} s", flush=True)
         results += _judged(name, kind.transductive, rows)
-        for row in results[-len(rows) :]:
-            print(f"{row['problem']}: {row['model']}: {np.mean(row['rmse']):.4g}, {row['coverage']}", flush=True)
     header = ["problem", "model", "test inputs", "RMSE", "deviation", "over the best peer", "covered by 95%", "s"]
     lines = [
         [r["problem"], r["model"], "seen" if r["test_inputs"] else "no", f"{np.mean(r['rmse']):.4g}",
