@@ -85,7 +85,10 @@ def radial(problem: Problem, transductive: bool) -> Outcome:
         return RBFInterpolator(problem.x[rows], problem.y[rows], neighbors=near, smoothing=smoothing, **words)
 
     def missed(smoothing: float) -> float:
-        return float(np.mean((made(kept, smoothing)(problem.x[held]) - problem.y[held]) ** 2))
+        try:
+            return float(np.mean((made(kept, smoothing)(problem.x[held]) - problem.y[held]) ** 2))
+        except np.linalg.LinAlgError:  # the same place twice, without smoothing
+            return np.inf
 
     return made(np.arange(len(problem.x)), min((0.0, 1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0), key=missed))(problem.x_test), None
 

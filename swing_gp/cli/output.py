@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -57,8 +56,3 @@ def save_report(path: Path, content: dict[str, Any]) -> None:
     text = json.dumps({**content, "swing_gp": __version__, **machine}, indent=1, allow_nan=False)
     with whole_file(path) as temporary:
         temporary.write_text(text + "\n", encoding="utf-8")
-
-
-def progress_wanted() -> bool:
-    """Progress bars are for terminals, not for files and pipes."""
-    return sys.stderr.isatty()

@@ -11,7 +11,7 @@ import numpy as np
 from scipy.linalg import norm
 from scipy.stats import norm as normal
 
-from swing_gp.cli.output import UsageError, check_options, prepare_folder, print_line, progress_wanted, save_report
+from swing_gp.cli.output import UsageError, check_options, prepare_folder, print_line, save_report
 from swing_gp.features.auto import NAMES
 from swing_gp.io.pictures import map_picture, regression_picture, require_matplotlib
 from swing_gp.io.tables import TableError, load_table, save_table
@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> None:
     start = time.perf_counter()
     names = ("kernel", "scaling", "graph", "features", "num_features", "ard")
     options = {name: getattr(arguments, name) for name in names} | {"random_state": arguments.seed}
-    model = GraphGPRegressor(**options, max_steps=arguments.steps, progress=progress_wanted())
+    model = GraphGPRegressor(**options, max_steps=arguments.steps)
     model.fit(x[train], y[train, 0] if len(targets) == 1 else y[train], X_unlabeled=x[rest])
     fitted = time.perf_counter()
     mean, std = np.full_like(y, np.nan), np.full_like(y, np.nan)

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from swing_gp.cli.output import UsageError, check_options, prepare_folder, progress_wanted, save_report
+from swing_gp.cli.output import UsageError, check_options, prepare_folder, save_report
 from swing_gp.gp import DiffusionKernel
 from swing_gp.graphs.edges import Gaussian
 from swing_gp.graphs.implicit import ImplicitGraph
@@ -137,7 +137,7 @@ def _regress(arguments: argparse.Namespace, kernel: DiffusionKernel, targets: Te
     gp = StreamedGP(gpytorch.kernels.ScaleKernel(kernel).to(targets.dtype))
     gp.likelihood.noise = START_NOISE
     standard = ((targets - center) / spread).to(targets.dtype)
-    losses = gp.fit(standard, observed, steps=arguments.steps, progress=shards.rank == 0 and progress_wanted())
+    losses = gp.fit(standard, observed, steps=arguments.steps, progress=None if shards.rank == 0 else False)
     mean, deviation = torch.empty_like(targets), torch.empty_like(targets)
     for rows, means, variances in gp.predict_nodes():
         mean[rows] = (means * spread + center).to(mean.dtype)

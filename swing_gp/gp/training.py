@@ -11,7 +11,13 @@ from swing_gp.utils.progress import progress_bar
 
 
 def minimize(
-    loss: Callable[[], Tensor], module: nn.Module, *, steps: int, lr: float, patience: int | None = None, progress: bool = False
+    loss: Callable[[], Tensor],
+    module: nn.Module,
+    *,
+    steps: int,
+    lr: float,
+    patience: int | None = None,
+    progress: bool | None = False,
 ) -> list[float]:
     """Minimise by Adam. The module ends in the state in which its loss was least; the losses of all steps are returned.
 
@@ -20,7 +26,7 @@ def minimize(
     losses: list[float] = []
     best, best_state, waited = float("inf"), None, 0
     optimizer = optim.Adam([parameter for parameter in module.parameters() if parameter.requires_grad], lr=lr)
-    for _ in progress_bar(range(steps), "fit") if progress else range(steps):
+    for _ in progress_bar(range(steps), "fit", progress):
         optimizer.zero_grad()
         value = loss()
         losses.append(float(value.detach()))

@@ -28,6 +28,7 @@ from swing_gp.models.matern_gp import MaternGP
 from swing_gp.models.matern_search import Fit, MaternSearch, Places
 from swing_gp.models.scores import Score
 from swing_gp.operators.diffusion_coordinates import DiffusionCoordinates, diffusion_coordinates
+from swing_gp.utils.progress import progress_bar
 
 # Fewer distinct inputs are no graph; more nodes than so many take minutes.
 FEWEST, MOST_NODES = 8, 50_000
@@ -71,6 +72,7 @@ class Task:
     neighbors: int = 10
     max_steps: int = 100
     seed: int = 0
+    progress: bool | None = False
     scales: dict[str | None, Inputs] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -78,7 +80,9 @@ class Task:
         names = scalings_of(self.x, self.scaling)
         self.scales = {name: Inputs(center, column_scales(self.x, name)) for name in names}
         nus = SMOOTHNESS if self.nu is None else (self.nu,)
-        self.search = MaternSearch(self.y, smoothness=nus, ard=self.ard, max_steps=self.max_steps, seed=self.seed)
+        self.search = MaternSearch(
+            self.y, smoothness=nus, ard=self.ard, max_steps=self.max_steps, seed=self.seed, progress=self.progress
+        )
 
     @property
     def first_mean(self) -> str | None:
@@ -161,7 +165,7 @@ class Task:
 
     def scored(self, candidates: list[Candidate], chooser: Chooser[Candidate], splits: list[Split]) -> list[Candidate]:
         """The same with their scores, and in the chooser."""
-        for candidate in candidates:
+        for candidate in progress_bar(candidates, "score", self.progress):
             began, score = time.perf_counter(), None
             missed = candidate.model.held_out([(split.held, split.kept) for split in splits])
             if missed is not None and splits:

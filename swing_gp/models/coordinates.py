@@ -101,7 +101,8 @@ class CoordinateGP:
             for held, weights in region.splits:
                 kept, tested = region.kept(held), weights > 0
                 model = self.local(extended[ids[kept]], values[region.rows[kept]])
-                yield model.predict(extended[ids[held[tested]]], with_noise=True), region.rows[held[tested]], weights[tested]
+                found = model.predict(extended[ids[held[tested]]], with_noise=True, progress=False)
+                yield found, region.rows[held[tested]], weights[tested]
 
 
 class CoordinatePosterior:
@@ -111,20 +112,26 @@ class CoordinatePosterior:
     :param values: their values, (n, k).
     :param trend: what is taken off before and added after, (N, k).
     :param amplitude: the deviation of the GP, for every column, (k,).
+    :param progress: as of :meth:`~swing_gp.LocalGP.predict`.
     """
 
-    scale = 1.0  # the prior variance, which the noise is measured by
-
-    def __init__(self, model: CoordinateGP, known: Tensor, values: Tensor, trend: Tensor, amplitude: Tensor) -> None:
+    def __init__(
+        self,
+        model: CoordinateGP,
+        known: Tensor,
+        values: Tensor,
+        trend: Tensor,
+        amplitude: Tensor,
+        progress: bool | None = False,
+    ) -> None:
         extended = model.extended()
         rest = values.double() - trend[known]
         largest = rest.abs().amax(0)
         unit = torch.where(largest > 0, largest, 1.0)  # squares neither overflow nor vanish
-        prediction = model.local(extended[known], rest / unit).predict(extended)
-        self.mean, self.variance, self.amplitude = prediction.mean * unit + trend, prediction.variance, amplitude
-
-    def std(self, shape: torch.Size) -> Tensor:
-        return (self.variance.sqrt().unsqueeze(-1) * self.amplitude).reshape(shape)
+        prediction = model.local(extended[known], rest / unit).predict(extended, progress=progress)
+        self.mean, self.variance = prediction.mean * unit + trend, prediction.variance
+        self.std = self.variance.sqrt().unsqueeze(-1) * amplitude  # (N, k)
+        self.noise_std = model.noise**0.5 * amplitude  # (k,)
 
 
 def fit_coordinates(

@@ -17,6 +17,7 @@ from swing_gp.graphs.nearest import knn_graph
 from swing_gp.graphs.spacing import neighbor_distance
 from swing_gp.models.dense_gp import DenseGP
 from swing_gp.models.matern_gp import trend_basis
+from swing_gp.utils.progress import progress_bar
 
 # Kernels, what they are made with, and where their parameters may start: the smoothest functions a priori a few hundred times
 # as large as the roughest, or far more. With the defaults of the kernels, of order one, that ratio is below three and training
@@ -102,7 +103,7 @@ class GraphGP:
         kernel.initialize(**start)
         return least
 
-    def train(self, *, steps: int, learning_rate: float, patience: int, progress: bool = False) -> GraphGP:
+    def train(self, *, steps: int, learning_rate: float, patience: int, progress: bool | None = False) -> GraphGP:
         """From where it is."""
         model = self.model.train()
         self.losses = minimize(model.loss, model, steps=steps, lr=learning_rate, patience=patience, progress=progress)
@@ -115,11 +116,13 @@ class GraphGP:
             model.set_train_data(targets=(self.y - basis @ self.trend).mT.contiguous(), strict=False)
         return self
 
-    def predict(self, x: Tensor, *, variances: bool = True) -> tuple[Tensor, Tensor]:  # (m, d) -> (m, k), (m, k)
+    def predict(
+        self, x: Tensor, *, variances: bool = True, progress: bool | None = False
+    ) -> tuple[Tensor, Tensor]:  # (m, d) -> (m, k), (m, k)
         """Means and variances of the function."""
         means, spreads = [], []
         with torch.no_grad(), gpytorch.settings.skip_posterior_variances(not variances):
-            for part in x.split(CHUNK):
+            for part in progress_bar(x.split(CHUNK), "predict", progress):
                 posterior = self.model(part)
                 means.append(posterior.mean.mT + trend_basis(self.mean, part) @ self.trend)
                 spreads.append(posterior.variance.clamp_min(0).mT if variances else torch.zeros_like(means[-1]))

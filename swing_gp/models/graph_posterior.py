@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -24,7 +25,7 @@ class GraphPosterior:
         self, operator: Any, known: Tensor, columns: Tensor, basis: Tensor, noise: float, amplitude: Tensor | None = None
     ) -> None:
         # (N, N), (n,), (n, k), (N, p), (k,)
-        self.operator = operator
+        self.operator, self.noise = operator, noise
         # Without their middle, in units of the largest value: squares in solvers and amplitudes neither overflow nor vanish.
         self.middle = columns.mean(0) if basis.shape[1] else torch.zeros_like(columns[0])
         largest = (columns - self.middle).abs().amax(0)
@@ -58,5 +59,30 @@ class GraphPosterior:
             variance = self.posterior.covariance(test, self.cross).diagonal().reshape(-1, len(self.nodes))[0].clamp_min(0)
             return variance + self.trend.variance(self.rest).to(variance.dtype)
 
-    def std(self, shape: torch.Size) -> Tensor:
-        return (self.variance.sqrt().unsqueeze(-1) * self.amplitude).reshape(shape)
+    @property
+    def std(self) -> Tensor:  # (N, k)
+        """Of the function at all nodes."""
+        return self.variance.sqrt().unsqueeze(-1) * self.amplitude
+
+    @property
+    def noise_std(self) -> Tensor:  # (k,)
+        return (self.noise * self.scale) ** 0.5 * self.amplitude
+
+
+class ByColumn:
+    """Posteriors of one column each, side by side."""
+
+    def __init__(self, parts: Sequence[Any]) -> None:
+        self.parts = parts
+
+    @cached_property
+    def mean(self) -> Tensor:  # (N, k)
+        return torch.cat([part.mean for part in self.parts], -1)
+
+    @cached_property
+    def std(self) -> Tensor:  # (N, k)
+        return torch.cat([part.std for part in self.parts], -1)
+
+    @property
+    def noise_std(self) -> Tensor:  # (k,)
+        return torch.cat([part.noise_std for part in self.parts])

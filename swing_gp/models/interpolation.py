@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -41,8 +41,8 @@ from swing_gp.graphs.implicit import ImplicitGraph
 from swing_gp.graphs.sparse import SparseGraph
 from swing_gp.models.comparison import ModelWarning
 from swing_gp.models.coordinates import CoordinatePosterior
-from swing_gp.models.graph_posterior import GraphPosterior
-from swing_gp.models.selection import FAMILIES, RULES, Selection, select
+from swing_gp.models.graph_posterior import ByColumn, GraphPosterior
+from swing_gp.models.selection import FAMILIES, RULES, Selection, select, select_each
 from swing_gp.operators.graph_kernel import graph_kernel
 from swing_gp.operators.walks import Walks
 from swing_gp.series.base import Series
@@ -66,6 +66,8 @@ class Interpolation:
     :ivar noise: for the GP, the noise variance over the mean prior variance of the known nodes.
     :ivar info: the route of the products.
     :ivar selection: the choice of what was not given, or None.
+    :ivar targets: for every column the choice of its own, where held-out values are clearly better predicted so; graph, series
+        and noise are then those of all columns together.
     :ivar unreached: for ``"normalized"``, the number of nodes that no known one reaches; they take the mean of all.
     """
 
@@ -76,6 +78,7 @@ class Interpolation:
     noise: float | None
     info: Choice | None
     selection: Selection | None
+    targets: tuple[Selection, ...] = ()
     unreached: int = 0
     _posterior: Any = None
 
@@ -84,14 +87,13 @@ class Interpolation:
         """For the GP, standard deviations of the function at all nodes, of the shape of the values; computed when first asked
         for. A new observation has the noise besides: its variance is ``std**2 + noise_std**2``."""
         self._check_gp("standard deviations")
-        return self._posterior.std(self.values.shape).to(self.values.dtype)
+        return self._posterior.std.reshape(self.values.shape).to(self.values.dtype)
 
     @property
     def noise_std(self) -> Tensor:
         """For the GP, the standard deviation of the noise, a number or one for each column."""
         self._check_gp("noise")
-        found = (self.noise * self._posterior.scale) ** 0.5 * self._posterior.amplitude
-        return found.reshape(self.values.shape[1:]).to(self.values.dtype)
+        return self._posterior.noise_std.reshape(self.values.shape[1:]).to(self.values.dtype)
 
     def _check_gp(self, what: str) -> None:
         if self._posterior is None:
@@ -166,24 +168,20 @@ def interpolate(
     line = columns.new_zeros(len(graph.points), 1)
     if mean == "linear" and rule == "gp":
         line = basis @ torch.linalg.lstsq(basis[known], columns).solution
-    selection = None
+    task = _Task(known, columns, basis, line.expand(-1, columns.shape[1]), progress,
+                 {"features": features, "walks": walks, "tol": tol, "num_features": num_features, "seed": seed})  # fmt: skip
+    selection, targets = None, list[Selection]()
     if series is None or (rule == "gp" and noise is None):
-        selection = select(
-            graph if given else graph.points,
-            known,
-            columns - line[known],
-            rule=rule,
-            criterion=criterion,
-            centered=mean is not None,
-            families=families,
-            settings=None if series is None else [(None, series)],
-            time_limit=time_limit,
-            seed=seed,
-            progress=progress,
-        )
+        words: dict[str, Any] = {"rule": rule, "criterion": criterion, "centered": mean is not None, "time_limit": time_limit,
+                                 "seed": seed, "progress": progress}  # fmt: skip
+        left = columns - line[known]
+        settings = None if series is None else [(None, series)]
+        selection = select(graph if given else graph.points, known, left, families=families, settings=settings, **words)
+        selection.table.warn_if_useless()
+        if noise is None and not given:
+            targets = select_each(selection, graph.points, known, left, **words)
         graph, series = selection.graph, selection.series
         noise = selection.noise if noise is None else noise
-        selection.table.warn_if_useless()
     assert series is not None
     if noise is not None and noise > MOSTLY_NOISE:
         warnings.warn(
@@ -195,33 +193,70 @@ def interpolate(
     posterior: Any = None
     info, unreached = None, 0
     with torch.no_grad():
-        if selection is not None and selection.model is not None:
-            assert noise is not None
-            assert selection.amplitude is not None
-            model = selection.model.with_settings({"noise": noise})
-            posterior = CoordinatePosterior(model, known, columns, line.expand(-1, columns.shape[1]), selection.amplitude)
+        if noise is None:
+            operator = task.operator(graph, series, None)
+            info = operator.info
+            found, unreached = _weighted(operator, known, columns.to(operator.dtype), normalized=rule == "normalized")
+        elif targets:
+            parts = [task.column(i).posterior(own.graph, own.series, own.noise, own)[0] for i, own in enumerate(targets)]
+            posterior = ByColumn(parts)
             found = posterior.mean
         else:
-            if series.steep:  # which float32 cannot hold
-                graph = graph.with_tensors(*(tensor.double() for tensor in graph.tensors()))
-                columns, basis = columns.double(), basis.double()
-            if tol is None:
-                tol = max(least_tol(graph), TOL_OF_SUMS if noise is None else max(1e-9, min(TOL, 0.1 * noise)))
-            operator = graph_kernel(
-                graph, series, features=features, walks=walks, tol=tol, num_features=num_features, seed=seed
-            )
-            info = operator.info
-            if noise is not None:
-                # A kernel that is given has the amplitude that is likeliest, one that is chosen what held-out values say.
-                amplitude = None if selection is None or given_series else selection.amplitude
-                posterior = GraphPosterior(operator, known, columns, basis, noise, amplitude)
-                found = posterior.mean
-            else:
-                found, unreached = _weighted(operator, known, columns, normalized=rule == "normalized")
+            posterior, info = task.posterior(graph, series, noise, None if given_series else selection)
+            found = posterior.mean
     found = found.to(values.dtype).reshape(-1, *values.shape[1:])
     if noise is not None:
         _warn_of_unknown(graph, known, posterior)
-    return Interpolation(found, rule, graph, series, noise, info, selection, unreached, posterior)
+    return Interpolation(found, rule, graph, series, noise, info, selection, tuple(targets), unreached, posterior)
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What is known, and how kernels of graphs are to be made.
+
+    :ivar known: ids, (n,).
+    :ivar columns: their values, (n, k).
+    :ivar basis: of the trend of graph kernels, (N, p).
+    :ivar line: the trend of GPs on coordinates, beside their constant, (N, k).
+    :ivar options: of :func:`~swing_gp.graph_kernel`.
+    """
+
+    known: Tensor
+    columns: Tensor
+    basis: Tensor
+    line: Tensor
+    progress: bool | None
+    options: dict[str, Any]
+
+    def column(self, number: int) -> _Task:
+        part = slice(number, number + 1)
+        return replace(self, columns=self.columns[:, part], line=self.line[:, part])
+
+    def operator(self, graph: Graph, series: Series, noise: float | None) -> Any:
+        if series.steep:  # which float32 cannot hold
+            graph = graph.with_tensors(*(tensor.double() for tensor in graph.tensors()))
+        tol = self.options["tol"]
+        if tol is None:
+            tol = max(least_tol(graph), TOL_OF_SUMS if noise is None else max(1e-9, min(TOL, 0.1 * noise)))
+        return graph_kernel(graph, series, **{**self.options, "tol": tol})
+
+    def posterior(
+        self, graph: Graph, series: Series, noise: float | None, selection: Selection | None
+    ) -> tuple[Any, Choice | None]:
+        """The GP, and the route of its products.
+
+        :param selection: that chose it. A kernel that is given has the amplitude that is likeliest, one that is chosen what
+            held-out values say.
+        """
+        assert noise is not None
+        amplitude = None if selection is None else selection.amplitude
+        if selection is not None and selection.model is not None:
+            assert amplitude is not None
+            model = selection.model.with_settings({"noise": noise})
+            return CoordinatePosterior(model, self.known, self.columns, self.line, amplitude, self.progress), None
+        operator = self.operator(graph, series, noise)
+        columns, basis = (part.to(operator.dtype) for part in (self.columns, self.basis))
+        return GraphPosterior(operator, self.known, columns, basis, noise, amplitude), operator.info
 
 
 def _weighted(operator: Any, known: Tensor, columns: Tensor, *, normalized: bool) -> tuple[Tensor, int]:
@@ -240,6 +275,8 @@ def _weighted(operator: Any, known: Tensor, columns: Tensor, *, normalized: bool
 def _warn_of_unknown(graph: Graph, known: Tensor, posterior: Any) -> None:
     """Name nodes that no known one says anything about."""
     number = graph.num_nodes - len(known)
+    if isinstance(posterior, ByColumn):
+        posterior = posterior.parts[0]  # of a family that all share
     if isinstance(posterior, CoordinatePosterior):
         alone = int((posterior.variance > UNTOLD).sum())
     elif isinstance(graph, SparseGraph):

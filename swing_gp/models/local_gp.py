@@ -117,11 +117,11 @@ class LocalGP:
         white = torch.linalg.solve_triangular(factor, columns, upper=False)
         return (white[:, :1].mT @ white[:, 1:]) / white[:, :1].square().sum()
 
-    def predict(self, x: Tensor, *, with_noise: bool = False, progress: bool = False) -> LocalPrediction:
+    def predict(self, x: Tensor, *, with_noise: bool = False, progress: bool | None = None) -> LocalPrediction:
         """Means and variances at any points, (n, d).
 
         :param with_noise: the variance of a new observation, not of the function.
-        :param progress: show a progress bar.
+        :param progress: show a progress bar; None for a terminal alone, after a few seconds.
         """
         if not torch.is_tensor(x) or x.dim() != 2 or x.shape[1] != self.x.shape[1]:
             raise ValueError(f"x must be a torch.Tensor of shape (n, {self.x.shape[1]}) like the known coordinates.")
@@ -137,7 +137,7 @@ class LocalGP:
         return LocalPrediction(found.mean, found.variance + self.noise[0]) if with_noise else found
 
     def leave_one_out(
-        self, nodes: Tensor | None = None, *, with_noise: bool = False, progress: bool = False
+        self, nodes: Tensor | None = None, *, with_noise: bool = False, progress: bool | None = None
     ) -> LocalPrediction:
         """Means and variances at known values, each predicted from the others.
 
@@ -170,14 +170,14 @@ class LocalGP:
 
     @torch.no_grad()
     def _conditioned(
-        self, at: Tensor, nearest: Callable[[slice], Tensor], number: int, progress: bool
+        self, at: Tensor, nearest: Callable[[slice], Tensor], number: int, progress: bool | None
     ) -> LocalPrediction:  # (n, d)
         """Predictions from their own neighbours, in batches."""
         means, variances = self.y.new_empty(len(at), self.y.shape[1]), at.new_empty(len(at))
         batch = max(1, BATCH_BYTES // (number**2 * at.element_size()))
         many = batch * max(1, 2**16 // batch)  # neighbours of many at a time: the search is parallel
         starts = range(0, len(at), many)
-        for start in progress_bar(starts, "predict") if progress else starts:
+        for start in progress_bar(starts, "predict", progress):
             near = nearest(slice(start, start + many))
             for first in range(0, len(near), batch):
                 rows = slice(start + first, min(start + first + batch, len(at)))

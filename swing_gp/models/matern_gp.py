@@ -177,12 +177,14 @@ class MaternGP(nn.Module):
         )  # fmt: skip
 
     @torch.no_grad()
-    def predict(self, x: Tensor, *, variances: bool = True) -> tuple[Tensor, Tensor]:  # (m, d) -> (m, k), (m, k)
+    def predict(
+        self, x: Tensor, *, variances: bool = True, progress: bool | None = False
+    ) -> tuple[Tensor, Tensor]:  # (m, d) -> (m, k), (m, k)
         """Means and variances of the function."""
         given, scale = self._conditioned, self.kernel.outputscale
         assert given is not None, "condition() comes first"
         if not isinstance(given, DenseGP):
-            found = given[0].predict(self.points(x))
+            found = given[0].predict(self.points(x), progress=progress)
             mean = found.mean.reshape(len(x), -1) * scale.sqrt() + self.basis(x) @ given[1]
             return mean, (found.variance * scale).unsqueeze(-1).expand_as(mean)
         parts = []
@@ -237,7 +239,7 @@ class MaternGP(nn.Module):
             local = self._local(kept, coefficients, NEIGHBORS[0])
             for number, parts in missed.items():
                 local.neighbors = number
-                found = local.predict(points).mean.reshape(len(x), -1)
+                found = local.predict(points, progress=False).mean.reshape(len(x), -1)
                 parts.append(self.y[held] - trend - found * self.kernel.outputscale.sqrt())
         errors = {number: float(torch.cat(parts).square().mean().sqrt()) for number, parts in missed.items()}
         self.neighbors = next(number for number in NEIGHBORS if errors[number] <= ENOUGH * min(errors.values()))

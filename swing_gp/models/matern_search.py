@@ -23,6 +23,7 @@ from swing_gp.gp.lbfgs import minimize_lbfgs
 from swing_gp.models.manifold_priors import BETAS, SMOOTHNESS, TAU, kernel_with_priors
 from swing_gp.models.matern_gp import CONDITIONED, MaternGP
 from swing_gp.operators.diffusion_coordinates import DiffusionCoordinates
+from swing_gp.utils.progress import progress_bar
 
 # Observations that the likelihood is made from: first, and at last.
 FIRST, LAST = 300, 1000
@@ -77,6 +78,7 @@ class MaternSearch:
     :param smoothness: what nu may be.
     :param ard: one lengthscale for each dimension: True, False, or None where the likelihood wants it.
     :param max_steps: of L-BFGS from each start.
+    :param progress: as of :func:`~swing_gp.utils.progress.progress_bar`.
     """
 
     def __init__(
@@ -87,8 +89,9 @@ class MaternSearch:
         ard: bool | None = None,
         max_steps: int = 100,
         seed: int = 0,
+        progress: bool | None = False,
     ) -> None:
-        self.y, self.smoothness, self.ard, self.max_steps = y, smoothness, ard, max_steps
+        self.y, self.smoothness, self.ard, self.max_steps, self.progress = y, smoothness, ard, max_steps, progress
         self._order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))
 
     def fit(self, places: Iterable[Places], mean: str | None = "constant", near: Fit | None = None) -> tuple[Fit, Fit]:
@@ -99,13 +102,14 @@ class MaternSearch:
         """
         began = time.perf_counter()
         places = list(places)
-        best = [self._first(places, nu, mean) for nu in self.smoothness]
+        best = [self._first(places, nu, mean) for nu in progress_bar(self.smoothness, "fit", self.progress)]
         one = min(best, key=lambda fit: fit.loss)
         found = plain = self._refined(one)
         plain.seconds = time.perf_counter() - began
         dim = places[0].x.shape[1]
         if dim > 1 and self.ard is not False and (self.ard or dim <= MOST_LENGTHSCALES):
-            several = self._refined(min((self._each(fit, near) for fit in best), key=lambda fit: fit.loss))
+            each = [self._each(fit, near) for fit in progress_bar(best, "fit each dimension", self.progress)]
+            several = self._refined(min(each, key=lambda fit: fit.loss))
             price = 0.5 * (dim - 1) * math.log(several.size) / (several.size * self.y.shape[1])
             if self.ard or several.loss + price < found.loss:
                 found = several

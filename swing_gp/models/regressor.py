@@ -83,7 +83,7 @@ class GraphGPRegressor(RegressorMixin, BaseEstimator):
     :param learning_rate: of Adam.
     :param patience: stop Adam after this many steps without progress.
     :param random_state: a seed or a ``RandomState``, for samples of rows, folds and landmarks.
-    :param progress: show a progress bar while Adam runs.
+    :param progress: show progress bars; None for a terminal alone, and for what takes more than a few seconds.
 
     :ivar selection\_: what was tried, a :class:`~swing_gp.Comparison`: family, settings, seconds, and the
         root-mean-square error on held-out values in units of the standard deviation of the targets.
@@ -122,7 +122,7 @@ class GraphGPRegressor(RegressorMixin, BaseEstimator):
         learning_rate: float = 0.1,
         patience: int = 15,
         random_state: Any = 0,
-        progress: bool = False,
+        progress: bool | None = None,
     ) -> None:
         self.kernel, self.nu, self.scaling, self.ard, self.mean = kernel, nu, scaling, ard, mean
         self.neighbors, self.graph, self.features, self.tol, self.num_features = neighbors, graph, features, tol, num_features
@@ -148,7 +148,7 @@ class GraphGPRegressor(RegressorMixin, BaseEstimator):
         values = torch.from_numpy((targets - self.y_mean_) / self.y_scale_)
         self.seed_, steps = seed_of(self.random_state), plain(self.max_steps)
         settings = {name: plain(getattr(self, name)) for name in ("scaling", "nu", "ard", "mean", "neighbors")}
-        task = Task(x, more, values, **settings, max_steps=steps, seed=self.seed_)
+        task = Task(x, more, values, **settings, max_steps=steps, seed=self.seed_, progress=self.progress)
         training = {"steps": steps, "learning_rate": self.learning_rate, "patience": self.patience, "progress": self.progress}
         best, self.selection_ = choose(task, str(self.kernel), self._options(), **training)
         models: list[Any] = [best.model]
@@ -213,7 +213,7 @@ class GraphGPRegressor(RegressorMixin, BaseEstimator):
         """Means, and with ``return_std`` the standard deviations of the noise-free function; ``np.hypot(std, model.noise_)``
         are those of new observations. Both are (n,) for one target, (n, k) for several."""
         x = self._inputs(X)
-        found = [model.predict(x, variances=return_std) for model in self._models]
+        found = [model.predict(x, variances=return_std, progress=self.progress) for model in self._models]
         mean, variance = (torch.cat(parts, -1).numpy() for parts in zip(*found, strict=True))
         mean = _shaped(mean * self.y_scale_ + self.y_mean_)
         return (mean, _shaped(np.sqrt(variance) * self.y_scale_)) if return_std else mean

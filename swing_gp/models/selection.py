@@ -18,19 +18,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from swing_gp.graphs.graph import Graph
 from swing_gp.models.candidates import candidates, series_candidates
-from swing_gp.models.comparison import CRITERIA
+from swing_gp.models.comparison import CRITERIA, HARDLY
 from swing_gp.models.graph_grid import Setting
 from swing_gp.models.search import MOST_EXTENDED, Search, Selection
 from swing_gp.utils.validation import check_choice
 
 RULES = ("gp", "paper", "normalized")
 FAMILIES = ("coordinates", "extended", "neighbors", "implicit")
+# More columns than this share their settings, whatever they want.
+MOST_COLUMNS = 8
 
 
 @torch.no_grad()
@@ -98,3 +101,32 @@ def select(
             "distinct ones. Add 'coordinates'."
         )
     return search.best()
+
+
+def select_each(
+    together: Selection,
+    points: Tensor,
+    known: Tensor,
+    values: Tensor,
+    *,
+    criterion: str,
+    time_limit: float | None,
+    **words: Any,
+) -> list[Selection]:
+    """For every column of the values a selection of its own within the family that all columns chose together, if held-out
+    values are clearly better predicted so; otherwise none.
+
+    :param words: of :func:`select`.
+    """
+    if criterion != "rmse" or together.amplitude is None or not 1 < values.shape[1] <= MOST_COLUMNS:
+        return []
+    spent = sum(row.seconds for row in together.table)
+    if time_limit is not None and spent > time_limit:
+        return []
+    family, columns = together.table.chosen.family, values.split(1, -1)
+    found = [select(points, known, column, criterion=criterion, families=(family,), **words) for column in columns]
+    deviations = values.double().std(0, correction=0)
+    units = torch.where(deviations > 0, deviations, 1.0).tolist()  # as in the score of several columns
+    scores = [own.score / unit for own, unit in zip(found, units, strict=True)]
+    apart = (sum(score**2 for score in scores) / len(scores)) ** 0.5
+    return found if apart < HARDLY * together.score else []

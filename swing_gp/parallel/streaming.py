@@ -246,7 +246,7 @@ class StreamedGP(torch.nn.Module):
         return value / number
 
     def fit(
-        self, y: Tensor, observed: Tensor | None = None, *, steps: int = 50, lr: float = 0.1, progress: bool = False
+        self, y: Tensor, observed: Tensor | None = None, *, steps: int = 50, lr: float = 0.1, progress: bool | None = False
     ) -> list[float]:
         """Train the hyper-parameters by steps of Adam, condition on the targets, and return the losses."""
         losses = minimize(lambda: -self.marginal_log_likelihood(y, observed), self, steps=steps, lr=lr, progress=progress)

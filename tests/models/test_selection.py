@@ -8,7 +8,7 @@ import torch
 from memory import peak_of
 from oracles import cloud, dense_adjacency, dense_kernel
 
-from swing_gp import Diffusion, Gaussian, ImplicitGraph, LogMatern, Matern, PowerSeries, knn_graph
+from swing_gp import Diffusion, Gaussian, ImplicitGraph, LogMatern, Matern, PowerSeries, interpolate, knn_graph
 from swing_gp.models import graph_grid, search, selection
 from swing_gp.models.candidates import candidates
 from swing_gp.models.folds import distances_to, task_folds
@@ -296,3 +296,27 @@ def test_the_plain_rbf_is_a_series_too():
     nodes = known[region.rows]
     kernel = edge.weights(points[nodes], points[nodes])
     assert found.score == pytest.approx(brute_force(kernel, values[nodes], "gp", 0.01, "cosine", region), abs=1e-8)
+
+
+def test_columns_have_settings_of_their_own_where_these_predict_clearly_better():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(600, 2, generator=generator, dtype=torch.float64)
+    known = torch.randperm(600, generator=generator)[:300]
+    smooth = torch.sin(3 * x[:, 0]) + x[:, 1]
+    rough = torch.sin(25 * x[:, 0]) * torch.cos(20 * x[:, 1])
+    noisy = smooth + 0.7 * torch.randn(600, generator=generator, dtype=torch.float64)
+    both = torch.stack([rough, noisy], -1)
+    result = interpolate(x, known, both[known], families=("coordinates",))
+    assert len(result.targets) == 2
+    hidden = torch.ones(600, dtype=torch.bool).index_fill_(0, known, False)
+    for column, (own, truth) in enumerate(zip(result.targets, (rough, smooth), strict=True)):
+        alone = interpolate(x, known, both[known, column], families=("coordinates",))
+        torch.testing.assert_close(result.values[:, column], alone.values)
+        torch.testing.assert_close(result.std[:, column], alone.std)
+        torch.testing.assert_close(result.noise_std[column], alone.noise_std)
+        assert own.table.chosen.settings == alone.selection.table.chosen.settings
+        together = interpolate(x, known, both[known], families=("coordinates",), noise=result.noise)
+        missed, before = ((each.values[:, column] - truth)[hidden].square().mean() for each in (result, together))
+        assert missed < before
+    # Columns that want the same share it, however their units differ.
+    assert not interpolate(x, known, torch.stack([rough, 100 * rough + 5], -1)[known], families=("coordinates",)).targets
