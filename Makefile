@@ -18,7 +18,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $(READY)
 
-demo: $(READY)  ## the main job: normals of two meshes and a regression, with pictures and reports, into demo_output/
+demo: $(READY)  ## a mesh, a map with gaps, few values and few labels, beside what one would try first: pictures and reports in demo_output/
 	OMP_WAIT_POLICY=passive $(BIN)/python -m benchmarks.demo --out demo_output
 
 test: $(READY) lint  ## lint, types and tests; at least 95% of the lines of the package must run

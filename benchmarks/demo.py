@@ -1,63 +1,166 @@
-"""The main job on data that comes with the packages: normals on a terrain and on a closed mesh, and a small GP regression.
+"""What the library is for, on data that come with the packages, each beside what one would try first.
 
     python -m benchmarks.demo [--out demo_output]
 
-Each part is the command line at work: ``swing-gp normals`` on 138,632 vertices of the Jacksboro fault (matplotlib's elevation
-model) and on a knotted tube, ``swing-gp regress`` on the elevation itself, at scattered sites. Pictures, meshes, tables and
-reports are left in the folder.
+A mesh (normals of a knotted tube, a fifth of them known), a map with gaps (elevations that ship with matplotlib, under clouds),
+few values on a curve (a spiral ribbon), and few labels (scikit-learn's digits). The first three are the command line at work:
+``swing-gp normals``, ``fill`` and ``regress``. Pictures, tables and reports are left in the folder.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
+import json
 import sys
 import time
 from pathlib import Path
 
+import matplotlib.cbook
+import matplotlib.pyplot as plt
 import numpy as np
+import scipy.interpolate
+from sklearn.datasets import load_digits
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
+from sklearn.model_selection import StratifiedShuffleSplit
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.semi_supervised import LabelSpreading
 
-from benchmarks.normals_data import knotted_tube, terrain
+from benchmarks.normals_data import knotted_tube
+from benchmarks.peers_problems import spiral
+from benchmarks.plotting import save_figure, tidy
+from benchmarks.reporting import markdown_table
+from benchmarks.spatial_data import matern_field
+from swing_gp import GraphGPClassifier
 from swing_gp.cli.main import main as swing_gp
-from swing_gp.io.meshes import Mesh, save_ply, vertex_normals
+from swing_gp.io.meshes import save_ply, vertex_normals
 from swing_gp.io.tables import save_table
 
-
-def save(mesh: Mesh, folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{mesh.name}.ply"
-    save_ply(path, mesh, vertex_normals(mesh).values)
-    return path
+Line = list[str]  # a task, ours, and what one would try first
 
 
-def sites(folder: Path, number: int = 3000) -> Path:
-    """Elevations at scattered places, seen with an error of ten metres."""
-    rng = np.random.default_rng(0)
-    mesh = terrain()
-    place = mesh.vertices[rng.permutation(mesh.num_vertices)[:number]]
-    height = 500 * place[:, 2] + 10 * rng.standard_normal(number)
-    path = folder / "sites.csv"
-    save_table(path, {"east_km": place[:, 0].round(4), "north_km": place[:, 1].round(4), "elevation_m": height.round(2)})
-    return path
+def command(*words: str) -> None:
+    print(f"\n$ swing-gp {' '.join(words)}", flush=True)
+    if swing_gp(words):
+        raise SystemExit(f"swing-gp {words[0]} failed")
 
 
-def main() -> int:
+def report_of(folder: Path) -> dict:
+    return json.loads((folder / "report.json").read_text(encoding="utf-8"))
+
+
+def rms(values: np.ndarray) -> float:
+    return float(np.sqrt(np.mean(values**2)))
+
+
+def mesh(out: Path) -> Line:
+    tube, path = knotted_tube(300, 20), out / "data" / "knotted_tube.ply"
+    save_ply(path, tube, vertex_normals(tube).values)
+    command("normals", str(path), "--mask", "0.8", "--out", str(out / "knotted_tube"))
+    scores = report_of(out / "knotted_tube")["scores"]
+    return ["normals of a mesh, 80% hidden: cosine", f"{scores['cosine']:.4f}", f"nearest vertex {scores['nearest']:.4f}"]
+
+
+def gaps(out: Path) -> Line:
+    with matplotlib.cbook.get_sample_data("topobathy.npz") as data:
+        relief, longitude, latitude = (data[name].astype(float) for name in ("topo", "longitude", "latitude"))
+    clouds = matern_field(relief.shape, 4.0, 3.0, np.random.default_rng(1))
+    hidden = clouds > np.quantile(clouds, 0.7)
+    path = out / "data" / "relief.npz"
+    np.savez(path, elevation_m=np.where(hidden, np.nan, relief), lon=longitude, lat=latitude)
+    command("fill", str(path), "--out", str(out / "relief"))
+    with np.load(out / "relief" / "filled.npz") as result:
+        found = result["elevation_m"][hidden]
+    cells = np.argwhere(~hidden), np.argwhere(hidden)
+    linear, nearest = (scipy.interpolate.griddata(cells[0], relief[~hidden], cells[1], m) for m in ("linear", "nearest"))
+    linear = np.where(np.isfinite(linear), linear, nearest)
+    missed = {name: rms(values - relief[hidden]) for name, values in (("linear", linear), ("nearest", nearest))}
+    words = f"SciPy's griddata: linear {missed['linear']:.0f}, nearest {missed['nearest']:.0f}"
+    return ["a map with gaps: RMSE in metres", f"{rms(found - relief[hidden]):.0f}", words]
+
+
+def curve(out: Path) -> Line:
+    problem = spiral(2000, 0.05)
+    x = np.concatenate([problem.x, problem.x_test])
+    y = np.concatenate([problem.y, np.full(len(problem.x_test), np.nan)])
+    path = out / "data" / "spiral.csv"
+    save_table(path, {"east": x[:, 0], "north": x[:, 1], "value": ["" if np.isnan(v) else v for v in y.round(4).tolist()]})
+    command("regress", str(path), "--x", "east,north", "--y", "value", "--out", str(out / "spiral"))
+    with (out / "spiral" / "predictions.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    missed = np.array([float(row["value_mean"]) for row in rows[len(problem.x) :]]) - problem.y_test
+    kernel = ConstantKernel() * Matern(nu=1.5) + WhiteKernel(0.1)
+    learnt = [row["use"] == "train" for row in rows[: len(problem.x)]]
+    peer = GaussianProcessRegressor(kernel, normalize_y=True).fit(problem.x[learnt], problem.y[learnt])
+    words = f"scikit-learn's GP, Matérn-3/2 {rms(peer.predict(problem.x_test) - problem.y_test):.2f}"
+    return [f"{sum(learnt)} values on a spiral of 2,000 points: RMSE", f"{rms(missed):.2f}", words]
+
+
+def ours(seen: np.ndarray, known: np.ndarray, rest: np.ndarray) -> np.ndarray:
+    return GraphGPClassifier().fit(seen, known, X_unlabeled=rest).predict_proba(rest)
+
+
+def spreading(seen: np.ndarray, known: np.ndarray, rest: np.ndarray) -> np.ndarray:
+    model = LabelSpreading(kernel="knn", n_neighbors=10, max_iter=200)
+    model.fit(np.concatenate([seen, rest]), np.concatenate([known, np.full(len(rest), -1)]))
+    return model.label_distributions_[len(seen) :]
+
+
+def nearest(seen: np.ndarray, known: np.ndarray, rest: np.ndarray) -> np.ndarray:
+    return KNeighborsClassifier(1).fit(seen, known).predict_proba(rest)
+
+
+CLASSIFIERS = {"GraphGPClassifier": ours, "LabelSpreading": spreading, "nearest label": nearest}
+LABELS = (20, 40, 100)
+
+
+def labels(out: Path) -> Line:
+    x, y = load_digits(return_X_y=True)
+    correct: dict[str, list[float]] = {name: [] for name in CLASSIFIERS}
+    first = None
+    for number in LABELS:
+        ((seen, rest),) = StratifiedShuffleSplit(1, train_size=number, random_state=0).split(x, y)
+        for name, model in CLASSIFIERS.items():
+            chances = model(x[seen], y[seen], x[rest])
+            correct[name].append(float(np.mean(chances.argmax(1) == y[rest])))
+            first = first or (x[rest], chances, y[rest])
+    assert first is not None
+    draw_digits(out / "digits" / "digits.png", correct, *first)
+    peers = ", ".join(f"{name} {shares[0]:.1%}" for name, shares in list(correct.items())[1:])
+    return [f"{LABELS[0]} labels of 1,797 digits: correct", f"{correct['GraphGPClassifier'][0]:.1%}", peers]
+
+
+def draw_digits(path: Path, correct: dict[str, list[float]], pictures: np.ndarray, chances: np.ndarray, y: np.ndarray) -> None:
+    """Shares of correct labels; pictures in steps of how sure the classifier is of them, with few labels."""
+    figure = plt.figure(figsize=(12.5, 4.2), layout="constrained")
+    left, right = figure.subfigures(1, 2, width_ratios=[1, 1.35])
+    axes = left.subplots()
+    for name, shares in correct.items():
+        axes.plot(LABELS, shares, marker="o", label=name)
+    axes.legend(frameon=False)
+    tidy(axes, xlabel="labels, of 1,797 pictures", ylabel="correct at all others", xticks=LABELS)
+    right.suptitle(f"With {LABELS[0]} labels, from the least sure to the surest (green: right)", fontsize=11)
+    sure, found = chances.max(1), chances.argmax(1)
+    some = np.argsort(sure)[np.linspace(0, len(sure) - 1, 24).astype(int)]
+    for panel, row in zip(right.subplots(3, 8).flat, some, strict=True):
+        panel.imshow(pictures[row].reshape(8, 8), cmap="gray_r")
+        panel.set_axis_off()
+        panel.set_title(f"{found[row]}: {sure[row]:.0%}", fontsize=9, color="green" if found[row] == y[row] else "crimson")
+    save_figure(figure, path)
+
+
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("demo_output"))
     out = parser.parse_args().out
+    (out / "data").mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
-    jobs = []
-    for mesh in (terrain(), knotted_tube()):
-        jobs.append(["normals", str(save(mesh, out / "data")), "--out", str(out / mesh.name)])
-    columns = ["--x", "east_km,north_km", "--y", "elevation_m"]
-    jobs.append(["regress", str(sites(out / "data")), *columns, "--out", str(out / "sites")])
-    for job in jobs:
-        print(f"\n$ swing-gp {' '.join(job)}", flush=True)
-        if code := swing_gp(job):
-            return code
-    print(f"\nAll done in {time.perf_counter() - start:.0f} s. Look at:")
+    lines = [job(out) for job in (mesh, gaps, curve, labels)]
+    print(f"\n{markdown_table(['task', 'swing_gp', 'what one would try first'], lines)}")
+    print(f"All done in {time.perf_counter() - start:.0f} s. Look at:")
     for picture in sorted(out.glob("*/*.png")):
         print(f"  {picture}")
-    return 0
 
 
 if __name__ == "__main__":
