@@ -59,7 +59,6 @@ benchmarks: $(READY)  ## every benchmark in its quick size, into results/
 	$(BIN)/python -m benchmarks.cg --quick
 	$(BIN)/python -m benchmarks.training --quick
 	$(BIN)/python -m benchmarks.grid_gp --quick
-	$(BIN)/python -m benchmarks.regression --quick
 	$(BIN)/python -m benchmarks.models --quick
 	$(BIN)/python -m benchmarks.normals --quick
 	$(BIN)/python -m benchmarks.vit --quick

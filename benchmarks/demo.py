@@ -24,15 +24,13 @@ from sklearn.datasets import load_digits
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 from sklearn.model_selection import StratifiedShuffleSplit
-from sklearn.neighbors import KNeighborsClassifier
-from sklearn.semi_supervised import LabelSpreading
 
+from benchmarks.models_data import spiral
+from benchmarks.models_labels import graph_gp, label_spreading, nearest
 from benchmarks.normals_data import knotted_tube
-from benchmarks.peers_problems import spiral
 from benchmarks.plotting import save_figure, tidy
 from benchmarks.reporting import markdown_table
 from benchmarks.spatial_data import matern_field
-from swing_gp import GraphGPClassifier
 from swing_gp.cli.main import main as swing_gp
 from swing_gp.io.meshes import save_ply, vertex_normals
 from swing_gp.io.tables import save_table
@@ -97,21 +95,7 @@ def curve(out: Path) -> Line:
     return [f"{sum(learnt)} values on a spiral of 2,000 points: RMSE", f"{rms(missed):.2f}", words]
 
 
-def ours(seen: np.ndarray, known: np.ndarray, rest: np.ndarray) -> np.ndarray:
-    return GraphGPClassifier().fit(seen, known, X_unlabeled=rest).predict_proba(rest)
-
-
-def spreading(seen: np.ndarray, known: np.ndarray, rest: np.ndarray) -> np.ndarray:
-    model = LabelSpreading(kernel="knn", n_neighbors=10, max_iter=200)
-    model.fit(np.concatenate([seen, rest]), np.concatenate([known, np.full(len(rest), -1)]))
-    return model.label_distributions_[len(seen) :]
-
-
-def nearest(seen: np.ndarray, known: np.ndarray, rest: np.ndarray) -> np.ndarray:
-    return KNeighborsClassifier(1).fit(seen, known).predict_proba(rest)
-
-
-CLASSIFIERS = {"GraphGPClassifier": ours, "LabelSpreading": spreading, "nearest label": nearest}
+CLASSIFIERS = {"GraphGPClassifier": graph_gp, "LabelSpreading": label_spreading, "nearest label": nearest}
 LABELS = (20, 40, 100)
 
 

@@ -22,9 +22,8 @@ import torch
 from linear_operator import settings
 from torch import Tensor
 
-from benchmarks.gps import train
+from benchmarks.gps import Exact, train
 from benchmarks.measuring import Row
-from benchmarks.regression_models import Exact
 from benchmarks.reporting import table
 from benchmarks.runner import Job, Run
 from swing_gp import Diffusion, DiffusionKernel, FourierGrid, Gaussian, ImplicitGraph, PowerSeries

@@ -15,12 +15,81 @@ import scipy.ndimage
 from sklearn.datasets import load_digits
 
 from benchmarks.normals_data import terrain
-from benchmarks.peers_problems import spiral
-from benchmarks.regression_data import Problem, argo, gravity, power_plant, split
+from benchmarks.runner import DATA
 
-__all__ = ["REGRESSIONS", "Regression"]
+__all__ = ["REGRESSIONS", "Problem", "Regression", "spiral"]
 
-FOLDER = Path("../shared/data/regression")
+FOLDER = DATA / "regression"
+# Of the spiral: turns, and in distances between two of them its width and how smooth the function along it is.
+TURNS, WIDTH, SMOOTHNESS = 5, 0.2, 5.0
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Standardised inputs and targets; errors are reported in the units of the target."""
+
+    name: str
+    x: np.ndarray  # (n, d)
+    y: np.ndarray  # (n,)
+    x_test: np.ndarray
+    y_test: np.ndarray
+    unit: float  # one standard deviation of the training targets
+
+
+def on_sphere(longitude: np.ndarray, latitude: np.ndarray) -> np.ndarray:  # degrees -> (n, 3)
+    longitude, latitude = np.radians(longitude), np.radians(latitude)
+    return np.stack([np.cos(latitude) * np.cos(longitude), np.cos(latitude) * np.sin(longitude), np.sin(latitude)], axis=-1)
+
+
+def in_caps(points: np.ndarray, number: int, radius: float, rng: np.random.Generator) -> np.ndarray:
+    """Which points of the sphere lie within ``radius`` degrees of one of a few of them."""
+    centers = points[rng.choice(len(points), number, replace=False)]
+    return (points @ centers.T).max(-1) > np.cos(np.radians(radius))
+
+
+def split(name: str, x: np.ndarray, y: np.ndarray, held_out: np.ndarray) -> Problem:
+    mean, scale = x[~held_out].mean(0), x[~held_out].std(0)
+    x = (x - mean) / scale
+    center, unit = y[~held_out].mean(), y[~held_out].std()
+    y = (y - center) / unit
+    return Problem(name, x[~held_out], y[~held_out], x[held_out], y[held_out], float(unit))
+
+
+def argo(folder: Path, rng: np.random.Generator) -> Problem:
+    with np.load(folder / "argo2016_ocean_temp.npz") as data:
+        points = on_sphere(data["X"][:, 0].astype(float), data["X"][:, 1].astype(float))
+        y = data["y"][:, 0].astype(float)
+    return split("argo2016_ocean_temp, 100 dbar", points, y, in_caps(points, 60, 4.0, rng))
+
+
+def gravity(folder: Path, rng: np.random.Generator) -> Problem:
+    with np.load(folder / "southern_africa_gravity.npz") as data:
+        points = on_sphere(data["X"][:, 0].astype(float), data["X"][:, 1].astype(float))
+        x, y = np.concatenate([points, data["X"][:, 2:].astype(float)], axis=-1), data["y"].astype(float).ravel()
+    return split("southern_africa_gravity", x, y, in_caps(points, 40, 0.75, rng))
+
+
+def power_plant(folder: Path, rng: np.random.Generator) -> Problem:
+    with np.load(folder / "ccpp_power_plant.npz") as data:
+        x, y = data["X"].astype(float), data["y"].astype(float).ravel()
+    return split("ccpp_power_plant", x, y, rng.random(len(x)) < 0.1)
+
+
+def spiral(number: int, observed: float = 0.03, seed: int = 0) -> Problem:
+    """A strip in the plane, wound to a spiral, and a random smooth function of the length along it.
+
+    Two turns are closer to each other than two observations on one of them, and have nothing to do with each other: a
+    kernel of distances in the plane cannot tell them apart, a graph on all points can.
+    """
+    rng = np.random.default_rng(seed)
+    radius = np.sqrt(rng.uniform(1, (1 + TURNS) ** 2, number))  # uniform along the strip; turns are one apart
+    length, angle = np.pi * radius**2, 2 * np.pi * radius
+    radius = radius + WIDTH * rng.uniform(-0.5, 0.5, number)
+    points = np.stack([radius * np.cos(angle), radius * np.sin(angle)], -1)
+    frequencies, phases = rng.normal(size=200) / SMOOTHNESS, rng.uniform(0, 2 * np.pi, 200)
+    function = 0.1 * np.cos(length[:, None] * frequencies + phases).sum(-1)
+    y = function + 0.1 * rng.normal(size=number)
+    return split(f"spiral, {number:,}", points, y, rng.permutation(number) >= observed * number)
 
 
 @dataclass(frozen=True)

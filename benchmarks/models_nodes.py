@@ -12,15 +12,18 @@ import torch
 from sklearn.neighbors import KNeighborsRegressor
 from torch import Tensor
 
+from benchmarks.measuring import Row
 from benchmarks.normals import make_task
 from benchmarks.normals_data import meshes
 from benchmarks.normals_methods import Task, cosine, nearest
-from benchmarks.runner import DATA
+from benchmarks.reporting import table
+from benchmarks.runner import DATA, Job, Run
 from benchmarks.spatial_data import Lattice, heaton, lattice
 from swing_gp import interpolate
 from swing_gp.models.selection import FAMILIES
+from swing_gp.utils.memory import peak_gigabytes
 
-__all__ = ["fields", "normals"]
+__all__ = ["field_jobs", "field_report", "normal_jobs", "normal_report"]
 
 DIRECTIONS: dict[str, Any] = {"criterion": "cosine", "mean": None}
 # Masks of meshes of up to so many vertices, and of larger ones.
@@ -43,35 +46,40 @@ METHODS: dict[str, Callable[[Task], Tensor]] = {
 }
 
 
-def normals(quick: bool, *, only: tuple[str, ...] = (), splits: int = MASKS) -> tuple[list[dict[str, Any]], list[str], list]:
-    """Mean cosines at hidden vertices, over masks that are the same for all."""
+def measure_normals(mesh: Any, method: str, seed: int) -> Row:
+    """The mean cosine at hidden vertices."""
     warnings.simplefilter("ignore")
-    results: list[dict[str, Any]] = []
-    lines = []
-    for mesh in meshes(DATA / "meshes", quick=quick):
-        if only and mesh.name not in only:
+    task, masked = make_task(mesh, seed)
+    start = time.perf_counter()
+    found = METHODS[method](task)
+    seconds = time.perf_counter() - start
+    return {"cosine": cosine(found[masked], task.normals[masked]), "seconds": seconds, "peak_gb": peak_gigabytes()}
+
+
+def normal_jobs(run: Run) -> list[Job]:
+    found = []
+    for mesh in meshes(DATA / "meshes", quick=run.quick):
+        if run.given.only and mesh.name not in run.given.only:
             continue
-        masks = 1 if quick else min(splits, MASKS if mesh.num_vertices <= SMALL else FEW_MASKS)
-        rows: dict[str, list[tuple[float, float]]] = {name: [] for name in METHODS}
-        for seed in range(masks):
-            task, masked = make_task(mesh, seed)
-            for name, method in METHODS.items():
-                start = time.perf_counter()
-                found = method(task)
-                seconds = time.perf_counter() - start
-                rows[name].append((cosine(found[masked], task.normals[masked]), seconds))
-        line = [mesh.name, f"{mesh.num_vertices:,}", str(masks)]
-        for name, pairs in rows.items():
-            cosines, seconds = np.array(pairs).T
-            results.append({"mesh": mesh.name, "vertices": mesh.num_vertices, "method": name, "cosine": cosines.tolist(),
-                            "seconds": float(seconds.mean())})  # fmt: skip
-            error = cosines.std(ddof=1) / masks**0.5 if masks > 1 else float("nan")
-            line.append(f"{cosines.mean():.4f} ± {error:.4f}, {seconds.mean():.1f} s")
-        lines.append(line)
-        print(" | ".join(line), flush=True)
-    means = [np.mean([np.mean(row["cosine"]) for row in results if row["method"] == name]) for name in METHODS]
-    lines.append(["mean over meshes", "", "", *(f"{mean:.4f}" for mean in means)])
-    return results, ["mesh", "vertices", "masks", *METHODS], lines
+        for seed in range(1 if run.quick else MASKS if mesh.num_vertices <= SMALL else FEW_MASKS):
+            about = [{"mesh": mesh.name, "method": name, "mask": seed, "vertices": mesh.num_vertices} for name in METHODS]
+            found += [Job("normals", row, measure_normals, mesh, row["method"], seed) for row in about]
+    return found
+
+
+def normal_report(rows: list[Row]) -> str:
+    """Means over masks with their standard errors, and seconds; the mean over meshes."""
+    lines: list[Row] = []
+    for mesh in dict.fromkeys(row["mesh"] for row in rows):
+        mine = [row for row in rows if row["mesh"] == mesh]
+        lines.append({"mesh": mesh, "vertices": mine[0]["vertices"], "masks": 1 + max(row["mask"] for row in mine)})
+        for name in METHODS:
+            cosines, seconds = np.array([(row["cosine"], row["seconds"]) for row in mine if row["method"] == name]).T
+            error = f" ± {cosines.std(ddof=1) / len(cosines) ** 0.5:.4f}" if len(cosines) > 1 else ""
+            lines[-1][name] = f"{cosines.mean():.4f}{error}, {seconds.mean():.1f} s"
+    means = [{name: float(line[name].split()[0].rstrip(",")) for name in METHODS} for line in lines]
+    lines.append({"mesh": "mean over meshes", **{name: f"{np.mean([each[name] for each in means]):.4f}" for name in METHODS}})
+    return table(lines, {"mesh": "mesh", "vertices": ("vertices", ","), "masks": "masks", **{name: name for name in METHODS}})
 
 
 LATTICES: dict[str, dict[str, Any]] = {
@@ -81,51 +89,43 @@ LATTICES: dict[str, dict[str, Any]] = {
 }
 
 
-def fields(quick: bool, *, only: tuple[str, ...] = (), **_: Any) -> tuple[list[dict[str, Any]], list[str], list]:
+def measure_field(problem: Lattice, alone: bool) -> Row:
     """RMSE in gaps, of what is chosen and of every family alone; the share of hidden values in 95% intervals, noise included;
     and seconds, deviations included."""
     warnings.simplefilter("ignore")
-    problems: dict[str, Lattice | None] = {}
-    for seed, (name, words) in enumerate(list(LATTICES.items())[-1 if quick else 0 :]):
-        problems[name] = lattice((40, 60) if quick else (80, 120), seed=seed, **words)
-    if not quick:
-        problems["heaton_simulated"] = heaton()
-    results, lines = [], []
-    for name, problem in problems.items():
-        if problem is None or (only and name not in only):
-            continue
-        known = np.arange(len(problem.observed))
-        start = time.perf_counter()
-        result = interpolate(problem.cells, known, problem.observed)
-        std = result.std
-        seconds = time.perf_counter() - start
-        assert result.selection is not None
-        missed = result.values[len(known) :].numpy() - problem.hidden
-        deviation = torch.hypot(std[len(known) :], result.noise_std).numpy()
-        row: dict[str, Any] = {"field": name, "rmse": rms(missed), "covered": float(np.mean(np.abs(missed) < 1.96 * deviation)),
-                               "seconds": seconds, "table": result.selection.table.records()}  # fmt: skip
-        of_nearest = KNeighborsRegressor(1).fit(problem.seen, problem.observed).predict(problem.unseen)
-        row["nearest"] = rms(of_nearest - problem.hidden)
-        tried = {entry["family"] for entry in row["table"]} & set(FAMILIES) if name in LATTICES and not quick else set()
-        for family in sorted(tried):
-            alone = interpolate(problem.cells, known, problem.observed, families=(family,))
-            row[family] = rms(alone.values[len(known) :].numpy() - problem.hidden)
-        results.append(row)
-        families = [f"{row[family]:.3f}" if family in row else "" for family in FAMILIES]
-        chosen = result.selection.table.chosen.family
-        lines.append(
-            [
-                name,
-                f"{row['rmse']:.3f} ({chosen})",
-                f"{row['covered']:.1%}",
-                f"{seconds:.0f}",
-                *families,
-                f"{row['nearest']:.3f}",
-            ]
-        )
-        print(" | ".join(lines[-1]), flush=True)
-    return results, ["field", "RMSE, chosen", "covered", "s", *FAMILIES, "nearest"], lines
+    known = np.arange(len(problem.observed))
+
+    def missed(values: Any) -> float:
+        return float(np.sqrt(np.mean((np.asarray(values)[-len(problem.hidden) :] - problem.hidden) ** 2)))
+
+    start = time.perf_counter()
+    result = interpolate(problem.cells, known, problem.observed)
+    std = result.std
+    seconds = time.perf_counter() - start
+    assert result.selection is not None
+    deviation = torch.hypot(std[len(known) :], result.noise_std).numpy()
+    covered = np.abs(result.values[len(known) :].numpy() - problem.hidden) < 1.96 * deviation
+    chosen = result.selection.table
+    row: Row = {"rmse": missed(result.values), "covered": float(covered.mean()), "seconds": seconds,
+                "chosen": chosen.chosen.family, "table": chosen.records(), "peak_gb": peak_gigabytes()}  # fmt: skip
+    row["nearest"] = missed(KNeighborsRegressor(1).fit(problem.seen, problem.observed).predict(problem.unseen))
+    for family in sorted({each.family for each in chosen} & set(FAMILIES)) if alone else ():
+        row[family] = missed(interpolate(problem.cells, known, problem.observed, families=(family,)).values)
+    return row
 
 
-def rms(values: np.ndarray) -> float:
-    return float(np.sqrt(np.mean(values**2)))
+def field_jobs(run: Run) -> list[Job]:
+    size, names = ((40, 60), list(LATTICES)[-1:]) if run.quick else ((80, 120), list(LATTICES))
+    problems = {name: lattice(size, seed=list(LATTICES).index(name), **LATTICES[name]) for name in names}
+    real = None if run.quick else heaton()
+    problems |= {} if real is None else {"heaton_simulated": real}
+    some = {name: problem for name, problem in problems.items() if not run.given.only or name in run.given.only}
+    return [Job("fields", {"field": name}, measure_field, problem, name in LATTICES) for name, problem in some.items()]
+
+
+def field_report(rows: list[Row]) -> str:
+    return table(rows, {
+        "field": "field", "RMSE, chosen": lambda row: f"{row['rmse']:.3f} ({row['chosen']})", "covered": ("covered", ".1%"),
+        "s": ("seconds", ".0f"), "GB": ("peak_gb", ".1f"), **{family: (family, ".3f") for family in FAMILIES},
+        "nearest": ("nearest", ".3f"),
+    })  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 import warnings
 from collections.abc import Callable
@@ -15,21 +16,23 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 from sklearn.neighbors import KNeighborsRegressor
 
-from benchmarks.models_data import REGRESSIONS
-from benchmarks.peers_models import MODELS as PEERS
-from benchmarks.peers_packages import installed
-from benchmarks.regression_data import Problem
-from benchmarks.regression_models import Exact, matern, svgp
-from swing_gp import GraphGPRegressor
+from benchmarks.gps import Exact, matern, predict, svgp, train
+from benchmarks.measuring import Row
+from benchmarks.models_data import REGRESSIONS, Problem
+from benchmarks.peers_packages import heat_kernel_of, installed
+from benchmarks.reporting import table
+from benchmarks.runner import Job, Run
+from swing_gp import Gaussian, GraphGPRegressor
+from swing_gp.graphs.spacing import neighbor_distance
+from swing_gp.utils.memory import peak_gigabytes
 
-__all__ = ["regression"]
+__all__ = ["jobs", "report"]
 
 Outcome = tuple[np.ndarray, np.ndarray | None]  # means, and deviations of observations
-# Rows that an exact GP is given at most.
-SKLEARN, EXACT = 1000, 4000
-# Neighbours of SciPy's thin plates, and steps of Adam.
-RADIAL, STEPS = 64, 60
-GEOMETRIC = "GeometricKernels heat, chosen graph"
+# Rows that an exact GP is given at most; steps of Adam, and epochs.
+SKLEARN, EXACT, STEPS, EPOCHS = 1000, 4000, 100, 20
+# Neighbours of SciPy's radial functions, and of the graph that GeometricKernels is given; its steps, and where its time starts.
+RADIAL, NEIGHBORS, HEAT_STEPS, TIME = 64, 10, 60, 100.0
 
 
 def ours(problem: Problem, transductive: bool) -> Outcome:
@@ -46,30 +49,20 @@ def scikit_learn(problem: Problem, transductive: bool) -> Outcome:
 
 
 def exact(problem: Problem, transductive: bool) -> Outcome:
-    """GPyTorch's exact GP by Cholesky factors: 100 steps of Adam on up to 1,000 rows, then conditioned on up to 4,000."""
+    """GPyTorch's exact GP by Cholesky factors: Adam on up to 1,000 rows, then conditioned on up to 4,000."""
     torch.manual_seed(0)
     order = torch.randperm(len(problem.x))[:EXACT]
     x, y, at = (torch.from_numpy(part) for part in (problem.x[order], problem.y[order], problem.x_test))
-    few = slice(0, SKLEARN)
     with gpytorch.settings.max_cholesky_size(EXACT + 1):
-        model = Exact(x[few], y[few], matern(x.shape[1])).double()
-        objective = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
-        model.train()
-        for _ in range(100):
-            optimizer.zero_grad()
-            (-objective(model(x[few]), y[few])).backward()
-            optimizer.step()
+        model = Exact(x[:SKLEARN], y[:SKLEARN], matern(x.shape[1])).double()
+        train(model, STEPS)
         model.set_train_data(x, y, strict=False)
-        model.eval()
-        with torch.no_grad():
-            parts = [model.likelihood(model(part)) for part in at.split(2000)]
-    mean, variance = (torch.cat([getattr(part, what) for part in parts]).numpy() for what in ("mean", "variance"))
+        mean, variance = predict(model, model.likelihood, at)
     return mean, np.sqrt(variance)
 
 
 def variational(problem: Problem, transductive: bool) -> Outcome:
-    mean, variance = svgp(problem)[0](problem.x_test)
+    mean, variance = svgp(problem.x, problem.y, problem.x_test, EPOCHS)
     return mean, np.sqrt(variance)
 
 
@@ -94,8 +87,22 @@ def radial(problem: Problem, transductive: bool) -> Outcome:
 
 
 def geometric(problem: Problem, transductive: bool) -> Outcome:
-    """GeometricKernels' heat kernel, on a graph of Gaussian weights between all inputs."""
-    mean, variance = PEERS[GEOMETRIC].fit(problem, STEPS)()
+    """GeometricKernels' heat kernel on a graph of Gaussian weights between all inputs. It cannot learn who is linked to whom:
+    the lengthscale is the median distance to the tenth neighbour, or one that half a percent of all pairs are closer than."""
+    torch.manual_seed(0)
+    points = torch.from_numpy(np.concatenate([problem.x, problem.x_test]))
+    lengthscale = neighbor_distance(points.numpy(), max(NEIGHBORS, int(0.005 * len(points))))
+    heat = heat_kernel_of(Gaussian(lengthscale).weights(points, points), None, normalize=True)
+    from geometric_kernels.frontends.gpytorch import GPyTorchGeometricKernel
+
+    logarithmic = gpytorch.constraints.Positive(transform=torch.exp, inv_transform=torch.log)  # times of any size
+    kernel = GPyTorchGeometricKernel(heat, lengthscale=(2 * TIME) ** 0.5, nu=float("inf"), lengthscale_constraint=logarithmic)
+    ids, seen = torch.arange(len(points), dtype=torch.float64).unsqueeze(-1), len(problem.x)
+    model = Exact(ids[:seen], torch.from_numpy(problem.y), kernel).double()
+    model.likelihood.noise = 0.1
+    with gpytorch.settings.max_cholesky_size(EXACT + 1):
+        train(model, HEAT_STEPS)
+        mean, variance = predict(model, model.likelihood, ids[seen:])
     return mean, np.sqrt(variance)
 
 
@@ -107,9 +114,10 @@ def mean(problem: Problem, transductive: bool) -> Outcome:
     return np.full(len(problem.x_test), problem.y.mean()), np.full(len(problem.x_test), problem.y.std())
 
 
-# Models, and whether they can use the inputs of the test set.
+OURS, GEOMETRIC = "GraphGPRegressor", "GeometricKernels heat, given graph"
+# Models, and whether they use the inputs of the test set where they may.
 MODELS: dict[str, tuple[Callable[[Problem, bool], Outcome], bool]] = {
-    "GraphGPRegressor": (ours, True),
+    OURS: (ours, True),
     f"scikit-learn GP, {SKLEARN:,} rows": (scikit_learn, False),
     f"GPyTorch exact, {EXACT:,} rows": (exact, False),
     "GPyTorch SVGP": (variational, False),
@@ -122,62 +130,61 @@ MODELS: dict[str, tuple[Callable[[Problem, bool], Outcome], bool]] = {
 QUICK, SLOW = ("spiral", "closed curve"), ("GPyTorch SVGP",)
 
 
-def regression(
-    quick: bool, only: tuple[str, ...] = (), splits: int = 5
-) -> tuple[list[dict[str, Any]], list[str], list[list[str]]]:
-    results: list[dict[str, Any]] = []
-    left_out = set() if "GeometricKernels" in installed() else {GEOMETRIC}
+def measure(name: str, model: str, seed: int) -> Row:
+    warnings.simplefilter("ignore")
+    logging.disable(logging.INFO)
+    kind = REGRESSIONS[name]
+    problem = kind.make(seed)
+    start = time.perf_counter()
+    found, deviation = MODELS[model][0](problem, kind.transductive)
+    seconds = time.perf_counter() - start
+    error = problem.y_test - found
+    inside = None if deviation is None else float(np.mean(np.abs(error) < 1.96 * deviation))
+    rmse = problem.unit * float(np.sqrt(np.mean(error**2)))
+    return {"rmse": rmse, "coverage": inside, "seconds": seconds, "peak_gb": peak_gigabytes()}
+
+
+def jobs(run: Run) -> list[Job]:
+    missing = set() if "GeometricKernels" in installed() else {GEOMETRIC}
+    found = []
     for name, kind in REGRESSIONS.items():
-        if (only and name not in only) or (quick and name not in QUICK):
+        if (run.given.only and name not in run.given.only) or (run.quick and name not in QUICK):
             continue
         if kind.file is not None and not kind.file.exists():
             print(f"{kind.file} is not there, so {name} is left out.")
             continue
-        rows: dict[str, list[tuple[float, float, float]]] = {}
-        for seed in range(1 if quick or not kind.peers else splits):
-            problem = kind.make(seed)
-            for model, (run, _) in MODELS.items():
-                if (quick and model in SLOW) or (not kind.peers and model not in ("GraphGPRegressor", "nearest", "mean")):
-                    continue
-                if model in left_out or (model == GEOMETRIC and not kind.transductive):
-                    continue
-                start = time.perf_counter()
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
-                    found, deviation = run(problem, kind.transductive)
-                seconds = time.perf_counter() - start
-                error = problem.y_test - found
-                inside = np.nan if deviation is None else float(np.mean(np.abs(error) < 1.96 * deviation))
-                rows.setdefault(model, []).append((float(np.sqrt(np.mean(error**2))) * problem.unit, inside, seconds))
-                print(f"{name}, split {seed}: {model}: {rows[model][-1][0]:.4g}, {inside:.3f}, {seconds:.1f} s", flush=True)
-        results += _judged(name, kind.transductive, rows)
-    header = ["problem", "model", "test inputs", "RMSE", "deviation", "over the best peer", "covered by 95%", "s"]
-    lines = [
-        [r["problem"], r["model"], "seen" if r["test_inputs"] else "no", f"{np.mean(r['rmse']):.4g}",
-         f"{np.std(r['rmse']):.2g}", r["verdict"], "" if r["coverage"] is None else f"{r['coverage']:.1%}",
-         f"{r['seconds']:.1f}"]
-        for r in results
-    ]  # fmt: skip
-    return results, header, lines
+        models = [model for model in MODELS if model not in missing and not (run.quick and model in SLOW)]
+        models = [model for model in models if kind.transductive or model != GEOMETRIC]
+        models = models if kind.peers else [OURS, "nearest", "mean"]
+        for seed in range(1 if run.quick or not kind.peers else run.given.splits):
+            about = [{"problem": name, "model": model, "split": seed} for model in models]
+            found += [Job("regression", row, measure, name, row["model"], seed) for row in about]
+    return found
 
 
-def _judged(name: str, transductive: bool, rows: dict[str, list[tuple[float, float, float]]]) -> list[dict[str, Any]]:
+def report(rows: list[Row]) -> str:
     """Means over the splits; how our error compares with that of the best peer, and the standard error of the difference."""
-    errors = {model: np.array([each[0] for each in found]) for model, found in rows.items()}
-    peers = {model: each.mean() for model, each in errors.items() if model != "GraphGPRegressor"}
-    best = min(peers, key=lambda model: peers[model])
-    difference = errors["GraphGPRegressor"] - errors[best]
-    spread = float(difference.std(ddof=1) / len(difference) ** 0.5) if len(difference) > 1 else np.nan
-    results = []
-    for model, found in rows.items():
-        ratio = errors[model].mean() / peers[best]
-        verdict = f"{ratio:.2f}"
-        if model == "GraphGPRegressor" and spread > 0:
-            verdict += f" ({difference.mean() / spread:+.1f} standard errors)"
-        coverage = float(np.mean([each[1] for each in found]))
-        results.append(
-            {"problem": name, "model": model, "test_inputs": transductive and MODELS[model][1], "rmse": errors[model].tolist(),
-             "verdict": verdict, "coverage": None if np.isnan(coverage) else coverage,
-             "seconds": float(np.mean([each[2] for each in found]))}
-        )  # fmt: skip
-    return results
+    lines = []
+    for name in dict.fromkeys(row["problem"] for row in rows):
+        mine = [row for row in rows if row["problem"] == name and "failed" not in row]
+        by_model = {model: [row for row in mine if row["model"] == model] for model in dict.fromkeys(r["model"] for r in mine)}
+        errors = {model: np.array([row["rmse"] for row in each]) for model, each in by_model.items()}
+        best = min((model for model in errors if model != OURS), key=lambda model: errors[model].mean())
+        for model, each in by_model.items():
+            verdict = f"{errors[model].mean() / errors[best].mean():.2f}"
+            if model == OURS and len(errors[OURS]) == len(errors[best]) > 1:
+                difference = errors[OURS] - errors[best]
+                verdict += f" ({difference.mean() / difference.std(ddof=1) * len(difference) ** 0.5:+.1f} standard errors)"
+            inside = [row["coverage"] for row in each if row["coverage"] is not None]
+            lines.append({
+                "problem": name, "model": model, "splits": len(each), "rmse": errors[model].mean(),
+                "deviation": errors[model].std(), "verdict": verdict, "covered": np.mean(inside) if inside else None,
+                "seen": "seen" if REGRESSIONS[name].transductive and MODELS[model][1] else "no",
+                "seconds": np.mean([row["seconds"] for row in each]), "peak_gb": max(row["peak_gb"] for row in each),
+            })  # fmt: skip
+    columns: dict[str, Any] = {
+        "problem": "problem", "model": "model", "test inputs": "seen", "splits": "splits", "RMSE": ("rmse", ".4g"),
+        "deviation": ("deviation", ".2g"), "over the best peer": "verdict", "covered by 95%": ("covered", ".1%"),
+        "s": ("seconds", ".1f"), "GB": ("peak_gb", ".1f"),
+    }  # fmt: skip
+    return table(lines, columns)

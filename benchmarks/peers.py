@@ -1,6 +1,6 @@
-"""Beside GeometricKernels, fast-graph-gp, PyGSP, KeOps and GPyTorch's own kernels: kernel products and GP regressions.
+"""Kernel products beside GeometricKernels, fast-graph-gp, PyGSP and KeOps; for regressions see ``benchmarks.models``.
 
-    python -m benchmarks.peers [--quick] [--cloud NAME] [--data ../shared/data/regression] [--out results/peers]
+    python -m benchmarks.peers [--quick] [--cloud NAME] [--out results/peers]
 
 Every entry is measured in this run, in a process of its own, at the sizes a method holds or finishes in a minute or two; peak
 memory is of that process, Python and its libraries (about 0.3 GB) included and worker processes of its own left out. Peers are
@@ -8,7 +8,6 @@ optional: one that is missing is named and left out. Products are of the diffusi
 double precision (KeOps and dense matrices: single); the least of up to five times, where they are short. We are asked for an
 error of 1e-5, and for all digits where the graph is given as a sparse matrix. Errors are relative to a Taylor series of the
 dense (or sparse) matrix, above 10,000 nodes to our own tightest route, and stand beside that of the guess alpha_0 v.
-Regressions train by the same number of steps of Adam; the training mean stands first.
 """
 
 from __future__ import annotations
@@ -16,20 +15,16 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterable
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 from benchmarks.measuring import Row, attempted
-from benchmarks.peers_models import MODELS, REFERENCE, measure_regression
 from benchmarks.peers_packages import installed
-from benchmarks.peers_problems import problems
 from benchmarks.peers_products import CLOUDS, METHODS, GraphCase, measure_product, truth
 from benchmarks.reporting import table
-from benchmarks.runner import DATA, Job, Run
+from benchmarks.runner import Job, Run
 from benchmarks.scaling import total
 
 SIZES, QUICK_SIZES = (1_000, 4_000, 10_000, 100_000), (1_000,)
-STEPS, QUICK_STEPS = 30, 10
 AUTO = "swing_gp, auto"
 
 
@@ -41,15 +36,6 @@ def measure_products(run: Run, clouds: Iterable[str], have: set[str | None]) -> 
             path = f"{folder}/truth.pt"
             about = {"cloud": case.cloud, "number": case.number, **attempted(truth, case, path)}
             run.measure([Job("products", {"method": name, **about}, measure_product, case, name, path) for name in names])
-
-
-def measure_regressions(run: Run, have: set[str | None]) -> None:
-    for problem in problems(run.given.data, quick=run.quick):
-        train, test = len(problem.x), len(problem.x_test)
-        steps = QUICK_STEPS if run.quick else STEPS
-        names = [name for name, m in MODELS.items() if m.package in have and (m.most is None or train + test <= m.most)]
-        about = {"problem": problem.name, "train": train, "test": test, "steps": steps}
-        run.measure([Job("regressions", {"method": name, **about}, measure_regression, problem, name, steps) for name in names])
 
 
 def product_table(rows: list[Row]) -> str:
@@ -66,44 +52,22 @@ def product_table(rows: list[Row]) -> str:
     return f"{table([*rows, guess], columns)}\n\nTruth: {rows[0].get('reference', 'none')}."
 
 
-def regression_table(rows: list[Row]) -> str:
-    ours = next((row for row in rows if row["method"] == REFERENCE), {})
-    columns: dict[str, Any] = {
-        "model": "method",
-        "fit s": ("fit", ".2g"),
-        "predict s": ("predict", ".2g"),
-        "both over ours": lambda row: f"{(row['fit'] + row['predict']) / (ours['fit'] + ours['predict']):.2g}",
-        "peak GB": ("peak_gb", ".2g"),
-        "RMSE": ("rmse", ".3g"),
-        "NLPD": ("nlpd", ".3f"),
-        "covered by 95%": ("coverage", ".0%"),
-    }
-    return table(rows, columns)
-
-
 def report(run: Run) -> list[str]:
     versions = ", ".join(f"{name} {version}" for name, version in run.content["versions"].items())
     parts = ["# Beside the peers", versions, "## Kernel products"]
     for (cloud, number), group in groupby(run.rows("products"), key=lambda row: (row["cloud"], row["number"])):
         parts += [f"### {cloud}, {number:,} nodes: {CLOUDS[cloud]}", product_table(list(group))]
-    parts += ["## GP regressions", "NLPD is that of the standardised target."] if run.rows("regressions") else []
-    for problem, group in groupby(run.rows("regressions"), key=lambda row: row["problem"]):
-        rows = list(group)
-        parts += [f"### {problem}: {rows[0]['train']:,} observed, {rows[0]['test']:,} held out", regression_table(rows)]
     return parts
 
 
 def main() -> None:
     options: dict[str, dict[str, Any]] = {
-        "cloud": {"choices": list(CLOUDS), "help": "products on this cloud alone, and no regressions"},
-        "data": {"type": Path, "default": DATA / "regression", "help": "a folder of .npz (%(default)s)"},
+        "cloud": {"choices": list(CLOUDS), "help": "products on this cloud alone"},
     }
-    with Run(__doc__, "peers", quick="1,000 nodes and one small regression: about a minute", **options) as run:
+    with Run(__doc__, "peers", quick="1,000 nodes", **options) as run:
         run.content["versions"] = installed()
         have = {None, *run.content["versions"]}
         measure_products(run, [run.given.cloud] if run.given.cloud else CLOUDS, have)
-        if run.given.cloud is None:
-            measure_regressions(run, have)
         run.report(*report(run))
 
 

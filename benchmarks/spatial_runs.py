@@ -6,9 +6,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.gps import train
+from benchmarks.gps import Exact, train
 from benchmarks.measuring import Clock, Row
-from benchmarks.regression_models import Exact
 from benchmarks.spatial_data import shape
 from swing_gp import Matern, MaternGraphKernel, graph_kernel, knn_graph
 from swing_gp.graphs.inputs import nodes_of

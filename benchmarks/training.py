@@ -15,8 +15,8 @@ from typing import Any
 import gpytorch
 import torch
 
+from benchmarks.gps import Exact
 from benchmarks.measuring import Clock, Row, least
-from benchmarks.regression_models import Exact
 from benchmarks.reporting import table
 from benchmarks.runner import Job, Run
 from swing_gp import Diffusion, DiffusionKernel, Gaussian, ImplicitGraph, PairwiseFeatures, graph_kernel
