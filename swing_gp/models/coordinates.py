@@ -16,6 +16,7 @@ from torch import Tensor
 
 from swing_gp.gp.manifold import EDGES
 from swing_gp.graphs.nearest import TREE_DIM
+from swing_gp.models.dense_gp import DenseGP
 from swing_gp.models.local_gp import LocalGP, LocalPrediction
 from swing_gp.models.manifold_priors import TAU, kernel_with_priors
 from swing_gp.models.matern_gp import MaternGP
@@ -97,12 +98,24 @@ class CoordinateGP:
         """For every split of every region the prediction of held-out values, with noise, their rows and their weights."""
         extended = self.extended()
         for region in regions:
-            ids = region.nodes[region.known]
+            places, seen = extended[region.nodes[region.known]], values[region.rows]
+            gp = self._dense(places, seen) if len(seen) <= EXACT else None
             for held, weights in region.splits:
-                kept, tested = region.kept(held), weights > 0
-                model = self.local(extended[ids[kept]], values[region.rows[kept]])
-                found = model.predict(extended[ids[held[tested]]], with_noise=True, progress=False)
+                tested = weights > 0
+                if gp is not None:
+                    missed, variance = (part[tested] for part in gp.left_out(held))
+                    found = LocalPrediction(seen[held[tested]] - missed, variance)
+                else:
+                    kept, at = region.kept(held), places[held[tested]]
+                    found = self.local(places[kept], seen[kept]).predict(at, with_noise=True, progress=False)
                 yield found, region.rows[held[tested]], weights[tested]
+
+    def _dense(self, extended: Tensor, values: Tensor) -> DenseGP:  # (n, d + K), (n, k)
+        """On all of some values, as :meth:`local` is: its splits share one factor."""
+        distances = torch.cdist(extended, extended, compute_mode="donot_use_mm_for_euclid_dist")
+        covariance = EDGES[self.nu](1.0).log_profile(distances).exp_()
+        covariance.diagonal().add_(self.noise)
+        return DenseGP(covariance, torch.ones_like(extended[:, : int(self.centered)]), values)
 
 
 class CoordinatePosterior:

@@ -8,13 +8,13 @@ the restricted log-likelihood of a target y (Harville, 1974) is, up to a constan
 :math:`-\frac12 y^\top P y - \frac12 \log |C| - \frac12 \log |H^\top C^{-1} H|`, its derivative in C is
 :math:`-\frac12 (P - P y\, y^\top P)`, and if a set of values is left out, trend and all, they are missed by
 
-.. math:: y_S - \mathrm{E}[y_S \mid \text{the others}] = [P_{SS}]^{-1} [P y]_S .
+.. math:: y_S - \mathrm{E}[y_S \mid \text{the others}] = [P_{SS}]^{-1} [P y]_S
 
-So every fold comes from one factor.
+with the covariance :math:`[P_{SS}]^{-1}`, noise included. So every fold comes from one factor.
 
 >>> x = torch.linspace(0, 1, 6, dtype=torch.float64).unsqueeze(-1)
 >>> gp = DenseGP(torch.exp(-torch.cdist(x, x)) + 0.1 * torch.eye(6).double(), torch.ones(6, 1).double(), x)
->>> gp.left_out(torch.tensor([5])).round(decimals=3)          # predicted by about 0.68, having been 1
+>>> gp.left_out(torch.tensor([5]))[0].round(decimals=3)          # predicted by about 0.68, having been 1
 tensor([[0.3190]], dtype=torch.float64)
 """
 
@@ -25,6 +25,8 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
+
+from swing_gp.linalg.cholesky import cholesky_with_jitter
 
 
 class DenseGP:
@@ -37,7 +39,7 @@ class DenseGP:
 
     def __init__(self, covariance: Tensor, basis: Tensor, values: Tensor) -> None:
         self.basis, self.values = basis, values
-        self.factor = torch.linalg.cholesky(covariance)
+        self.factor = cholesky_with_jitter(covariance)
         white = torch.linalg.solve_triangular(self.factor, torch.cat([basis, values], -1), upper=False)
         of_basis, self._white = white.split([basis.shape[1], values.shape[1]], -1)
         self._orthogonal, self._triangle = torch.linalg.qr(of_basis)
@@ -69,10 +71,10 @@ class DenseGP:
         """The derivative of the log-likelihood in C."""
         return torch.addmm(self.projected_inverse, self.weights, self.weights.mT, alpha=0.5, beta=-0.5 * self.values.shape[1])
 
-    def left_out(self, rows: Tensor) -> Tensor:  # (h,) -> (h, k)
-        """What is missed of the values of some rows if all others predict them."""
-        block = self.projected_inverse[rows][:, rows]
-        return torch.linalg.solve(block, self.weights[rows])
+    def left_out(self, rows: Tensor) -> tuple[Tensor, Tensor]:  # (h,) -> (h, k), (h,)
+        """What is missed of the values of some rows if all others predict them, and its variances, with noise."""
+        covariance = torch.linalg.inv(self.projected_inverse[rows][:, rows])
+        return covariance @ self.weights[rows], covariance.diagonal()
 
     def predict(self, cross: Tensor, basis: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
         """Means and variances of the function, or covariances.

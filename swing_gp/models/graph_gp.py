@@ -145,7 +145,7 @@ class GraphGP:
             return None
         x = self.nodes[: len(self.y)]
         dense = DenseGP(self.model.noisy().to_dense(), trend_basis(self.mean, x), self.y)
-        return [dense.left_out(held) for held, _ in folds]
+        return [dense.left_out(held)[0] for held, _ in folds]
 
     def content(self) -> dict[str, Any]:
         """What a file needs to make it again."""

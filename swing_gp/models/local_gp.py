@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from swing_gp.graphs.edges import EdgeFunction
+from swing_gp.linalg.cholesky import cholesky_with_jitter
 from swing_gp.linalg.chunks import row_chunks
 from swing_gp.models.neighbors import NeighborSearch
 from swing_gp.utils.progress import progress_bar
@@ -41,8 +42,6 @@ Covariance = Callable[[Tensor, Tensor], Tensor]
 BATCH_BYTES = 2**21
 # Known values that a global mean is estimated from, at most.
 MEAN_SAMPLE = 2000
-# What is added to the diagonal of a matrix that rounding made indefinite, in units of its mean: first, and how often tenfold.
-JITTER, TRIES = {torch.float32: 1e-6, torch.float64: 1e-12}, 6
 
 
 @dataclass(frozen=True)
@@ -112,7 +111,7 @@ class LocalGP:
         """Generalised least squares for a constant, by dense algebra on a sample of the known values."""
         rows = torch.randperm(len(self.x), generator=torch.Generator().manual_seed(0))[:MEAN_SAMPLE].to(self.x.device)
         x = self.x[rows]
-        factor = _cholesky(self._covariance(x, x) + self.noise[rows].diag())
+        factor = cholesky_with_jitter(self._covariance(x, x) + self.noise[rows].diag())
         columns = torch.cat([torch.ones_like(self.y[rows, :1]), self.y[rows]], -1)
         white = torch.linalg.solve_triangular(factor, columns, upper=False)
         return (white[:, :1].mT @ white[:, 1:]) / white[:, :1].square().sum()
@@ -195,7 +194,7 @@ class LocalGP:
         matrix.diagonal(dim1=-2, dim2=-1).add_(self.noise[near])
         values = self.y[near] - self.mean
         columns = torch.cat([torch.ones_like(values[..., :1]), values, self._covariance(known, at)], -1)
-        white = torch.linalg.solve_triangular(_cholesky(matrix), columns, upper=False)
+        white = torch.linalg.solve_triangular(cholesky_with_jitter(matrix), columns, upper=False)
         ones, values, cross = white.split([1, values.shape[-1], at.shape[-2]], -1)
         mean = self.mean + cross.mT @ values
         variance = self._variance(at) - cross.square().sum(-2)
@@ -245,21 +244,3 @@ def _checked(x: Any, y: Any) -> tuple[Tensor, Tensor]:  # (n, d), (n, k)
     if not bool(torch.isfinite(x).all() and torch.isfinite(y).all()):
         raise ValueError("x and y must be finite: they contain NaN or infinity; drop those rows.")
     return x.detach(), y.detach()
-
-
-def _cholesky(matrix: Tensor) -> Tensor:  # (*batch, m, m)
-    """Cholesky factors, with something on the diagonal of matrices that rounding made indefinite."""
-    factor, info = torch.linalg.cholesky_ex(matrix)
-    jitter = JITTER[matrix.dtype]
-    for _ in range(TRIES):
-        if not bool(info.any()):
-            return factor
-        matrix = matrix.clone()
-        diagonal = matrix.diagonal(dim1=-2, dim2=-1)
-        diagonal.add_((jitter * diagonal.mean(-1, keepdim=True)) * (info > 0).unsqueeze(-1))
-        factor, info = torch.linalg.cholesky_ex(matrix)
-        jitter *= 10
-    raise ValueError(
-        "The covariances of some neighbours are not positive definite. Use a larger noise, float64, or another covariance "
-        "function."
-    )

@@ -230,7 +230,7 @@ class MaternGP(nn.Module):
         ``SAMPLE`` observations the nearest predict them, and ``neighbors`` is set to how many are enough."""
         if len(self.x) <= SAMPLE:
             given = self._dense(torch.arange(len(self.x)))
-            return [given.left_out(held) for held, _ in folds]
+            return [given.left_out(held)[0] for held, _ in folds]
         missed: dict[int, list[Tensor]] = {number: [] for number in NEIGHBORS}
         for held, kept in folds:
             sample = kept[torch.randperm(len(kept), generator=torch.Generator().manual_seed(0))[:SAMPLE]]
