@@ -16,8 +16,9 @@ from swing_gp.graphs.graph import Graph
 from swing_gp.graphs.sparse import SparseGraph
 from swing_gp.models.folds import Fold, distances_to, task_folds
 
-# Graphs of up to this many nodes are seen whole, larger ones through this many parts of at least so many nodes.
-WHOLE, PARTS, PART = 1000, 8, 600
+# Graphs of up to this many nodes are seen whole, larger ones through this many parts of at least so many nodes. Where most
+# nodes are known, so many known ones tell as much as more would, in a fraction of the time.
+WHOLE, PARTS, PART, KNOWN = 1000, 8, 600, 300
 # A part reaches so many times as far from its centre as held-out nodes are from kept ones, and has at most so many nodes.
 REACH, LARGEST_PART = 3.0, 15_000
 # Wide gaps, of more nodes than this (and not only wide beside a denser place), make parts large: of more than so many nodes
@@ -68,7 +69,7 @@ def regions_of(nodes: Tensor | Graph, known: Tensor, *, largest: int = LARGEST_P
     folds = task_folds(nodes, known, num_folds=min(FOLDS, len(known)), share=share, seed=seed)
     row = torch.full((number,), -1, dtype=torch.long)
     row[known] = torch.arange(len(known))
-    if number <= WHOLE:
+    if number <= WHOLE and len(known) <= 2 * KNOWN:
         return [_region(nodes, torch.arange(number), row, [(fold, None) for fold in folds])]
     found = list(_parts(nodes, row, [(fold, distances_to(nodes, fold.kept)) for fold in folds], largest, seed))
     if not found:
@@ -85,6 +86,7 @@ def _parts(
     generator = torch.Generator().manual_seed(seed)
     balls = _HopBalls(nodes) if isinstance(nodes, SparseGraph) and nodes.dim == 0 else _Balls(nodes)
     taken, most = 0, PARTS
+    least = min(PART, int(KNOWN * len(row) / int((row >= 0).sum())))
     for turn in range(3 * PARTS):
         fold, distances = folds[turn % len(folds)]
         assert distances is not None
@@ -99,7 +101,7 @@ def _parts(
         if not wide:  # anywhere, by the weights of scores
             center = int(fold.held[torch.multinomial(weights, 1, generator=generator)])
             number = min(balls.count(center, REACH * float(distances[center])), WIDE)
-        inside = balls.nearest(center, min(max(PART, number), largest))
+        inside = balls.nearest(center, min(max(least, number), largest))
         # In a wide part a split costs solves: there is one of them.
         region = _region(nodes, inside, row, [folds[turn % len(folds)]] if wide else folds)
         if region.splits:

@@ -13,7 +13,7 @@ from swing_gp.models import graph_grid, search, selection
 from swing_gp.models.candidates import candidates
 from swing_gp.models.folds import distances_to, task_folds
 from swing_gp.models.graph_grid import CALIBRATED, FINAL, FIRST, best_of_grid, descend, held_out_amplitude
-from swing_gp.models.regions import FOLDS, PARTS, SHARE, WHOLE, WIDE, regions_of
+from swing_gp.models.regions import FOLDS, KNOWN, PART, PARTS, SHARE, WHOLE, WIDE, regions_of
 from swing_gp.models.scores import Score, cross_fitted
 from swing_gp.models.selection import select
 
@@ -320,3 +320,12 @@ def test_columns_have_settings_of_their_own_where_these_predict_clearly_better()
         assert missed < before
     # Columns that want the same share it, however their units differ.
     assert not interpolate(x, known, torch.stack([rough, 100 * rough + 5], -1)[known], families=("coordinates",)).targets
+
+
+def test_parts_have_no_more_known_nodes_than_it_takes():
+    points = cloud(3000, 2)
+    for share in (0.2, 0.9):
+        known = torch.randperm(3000, generator=torch.Generator().manual_seed(0))[: int(share * 3000)]
+        for region in regions_of(points, known):
+            assert len(region.nodes) == min(PART, int(KNOWN / share))
+            assert 0.8 * KNOWN * min(1, share / 0.5) < len(region.known) < 1.2 * KNOWN
