@@ -72,7 +72,7 @@ class PosteriorCovariance(MatrixFreeLinearOperator):
         # Even if all else were known, the identity part that a point has for itself is seen through noise only.
         own = self.test.leading[0] * self.test.outputscale
         noise = self.noisy._diag_tensor._diagonal().min()
-        return estimate.clamp_min(float(own * noise / (own + noise))), error
+        return estimate.clamp_min(float((own * noise / (own + noise)).detach())), error
 
     def _landmark_posterior(self) -> LowRankPlusDiagonal | None:
         """The posterior covariance of the landmark kernel with the same noise, ignoring what equal points share."""
