@@ -107,6 +107,8 @@ def _parts(
         if region.splits:
             taken, most = taken + 1, WIDE_PARTS if wide else most
             yield region
+            if not wide and len(inside) == len(row):  # in many dimensions all nodes are near: other parts would be the same
+                return
 
 
 class _Balls:

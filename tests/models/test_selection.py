@@ -329,3 +329,10 @@ def test_parts_have_no_more_known_nodes_than_it_takes():
         for region in regions_of(points, known):
             assert len(region.nodes) == min(PART, int(KNOWN / share))
             assert 0.8 * KNOWN * min(1, share / 0.5) < len(region.known) < 1.2 * KNOWN
+
+
+def test_where_all_nodes_are_near_each_other_there_is_one_part():
+    points = cloud(WHOLE + 200, 40)
+    (region,) = regions_of(points, torch.arange(100))
+    assert torch.equal(region.nodes, torch.arange(len(points)))
+    assert len(region.splits) == FOLDS
