@@ -15,16 +15,24 @@ from torch import Tensor
 JITTER, TRIES = {torch.float32: 1e-6, torch.float64: 1e-12}, 6
 
 
+class NotPositiveDefiniteError(ValueError, torch.linalg.LinAlgError):
+    """Also an error of linear algebra, from which a line search turns back."""
+
+
 def cholesky_with_jitter(matrix: Tensor) -> Tensor:  # (*batch, m, m)
     """Cholesky factors, with something on the diagonal of matrices that rounding made indefinite."""
+    if not bool(torch.isfinite(matrix).all()):
+        raise NotPositiveDefiniteError("A covariance has entries that are not finite.")
     factor, info = torch.linalg.cholesky_ex(matrix)
-    jitter = JITTER[matrix.dtype]
-    for _ in range(TRIES):
-        if not bool(info.any()):
-            return factor
+    jitter, tries = JITTER[matrix.dtype], 0
+    while bool(info.any()):
+        if tries == TRIES:
+            raise NotPositiveDefiniteError(
+                "A covariance is not positive definite. Use a larger noise, float64, or another covariance function."
+            )
         matrix = matrix.clone()
         diagonal = matrix.diagonal(dim1=-2, dim2=-1)
         diagonal.add_((jitter * diagonal.mean(-1, keepdim=True)) * (info > 0).unsqueeze(-1))
         factor, info = torch.linalg.cholesky_ex(matrix)
-        jitter *= 10
-    raise ValueError("A covariance is not positive definite. Use a larger noise, float64, or another covariance function.")
+        jitter, tries = 10 * jitter, tries + 1
+    return factor

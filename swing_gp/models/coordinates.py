@@ -23,6 +23,7 @@ from swing_gp.models.matern_gp import MaternGP
 from swing_gp.models.matern_search import learn, starts
 from swing_gp.models.neighbors import NeighborSearch
 from swing_gp.models.regions import Region
+from swing_gp.models.scores import deviations_of
 from swing_gp.operators.diffusion_coordinates import DiffusionCoordinates
 
 # Up to so many values are learnt from all at once, and up to so many conditioned on all at once.
@@ -165,7 +166,7 @@ def fit_coordinates(
     :param values: their values, (n, k).
     :param regions: whose splits hyper-parameters of many values are learnt from.
     """
-    size = (values - values.mean(0) if centered else values).square().mean(0).sqrt()
+    size = deviations_of(values) if centered else values.square().mean(0).sqrt()
     kernel, targets = kernel_with_priors(coordinates, nu, 1.0), values / torch.where(size > 0, size, 1.0)
     gp = MaternGP(kernel, points[known], targets, mean="constant" if centered else None)
     learn(gp, starts(LENGTHSCALES, NOISES, extended=gp.extended), *_held_out(gp.x, regions), max_steps=STEPS)
@@ -196,4 +197,4 @@ def _held_out(x: Tensor, regions: Sequence[Region]) -> tuple[Tensor, Tensor | No
         return torch.cat(rows), torch.cat(near)
     # Regions with too few values: any value, given its neighbours.
     some = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:HELD]
-    return some, NeighborSearch(x).nearest(x[some], GIVEN + 1)[:, 1:]
+    return some, NeighborSearch(x).nearest_others(some, GIVEN)

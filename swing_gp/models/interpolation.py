@@ -53,6 +53,8 @@ from swing_gp.utils.validation import check_choice
 TOL, TOL_OF_SUMS = 1e-4, 1e-10
 # A noise variance over that of the GP with which one has learnt next to nothing.
 MOSTLY_NOISE = 10.0
+# Roundings of the largest value that a linear trend may leave of a plane.
+ROUNDINGS = 100
 # The share of the prior variance that is left where nothing is known, and the share of such nodes that is worth a warning.
 UNTOLD, MANY = 0.99, 0.1
 
@@ -173,15 +175,16 @@ def interpolate(
     selection, targets = None, list[Selection]()
     if series is None or (rule == "gp" and noise is None):
         words: dict[str, Any] = {"rule": rule, "criterion": criterion, "centered": mean is not None, "time_limit": time_limit,
-                                 "seed": seed, "progress": progress}  # fmt: skip
+                                 "noises": None if noise is None else [noise], "seed": seed, "progress": progress}  # fmt: skip
         left = columns - line[known]
+        size = ROUNDINGS * torch.finfo(columns.dtype).eps * columns.abs().amax(0)
+        left = torch.where(left.abs().amax(0) > size, left, 0.0)  # of a plane nothing is left but rounding
         settings = None if series is None else [(None, series)]
         selection = select(graph if given else graph.points, known, left, families=families, settings=settings, **words)
         selection.table.warn_if_useless()
-        if noise is None and not given:
+        if not given:
             targets = select_each(selection, graph.points, known, left, **words)
-        graph, series = selection.graph, selection.series
-        noise = selection.noise if noise is None else noise
+        graph, series, noise = selection.graph, selection.series, selection.noise
     assert series is not None
     if noise is not None and noise > MOSTLY_NOISE:
         warnings.warn(
@@ -252,8 +255,7 @@ class _Task:
         amplitude = None if selection is None else selection.amplitude
         if selection is not None and selection.model is not None:
             assert amplitude is not None
-            model = selection.model.with_settings({"noise": noise})
-            return CoordinatePosterior(model, self.known, self.columns, self.line, amplitude, self.progress), None
+            return CoordinatePosterior(selection.model, self.known, self.columns, self.line, amplitude, self.progress), None
         operator = self.operator(graph, series, noise)
         columns, basis = (part.to(operator.dtype) for part in (self.columns, self.basis))
         return GraphPosterior(operator, self.known, columns, basis, noise, amplitude), operator.info
@@ -275,10 +277,9 @@ def _weighted(operator: Any, known: Tensor, columns: Tensor, *, normalized: bool
 def _warn_of_unknown(graph: Graph, known: Tensor, posterior: Any) -> None:
     """Name nodes that no known one says anything about."""
     number = graph.num_nodes - len(known)
-    if isinstance(posterior, ByColumn):
-        posterior = posterior.parts[0]  # of a family that all share
-    if isinstance(posterior, CoordinatePosterior):
-        alone = int((posterior.variance > UNTOLD).sum())
+    parts = posterior.parts if isinstance(posterior, ByColumn) else [posterior]
+    if isinstance(parts[0], CoordinatePosterior):  # of a family that all columns share
+        alone = max(int((part.variance > UNTOLD).sum()) for part in parts)
     elif isinstance(graph, SparseGraph):
         _, component = scipy.sparse.csgraph.connected_components(graph.to_scipy(), directed=False)
         alone = int((~np.isin(component, component[known.numpy()])).sum())
@@ -324,4 +325,6 @@ def _checked(points: Tensor, known: Any, values: Any) -> tuple[Tensor, Tensor]:
         raise ValueError(f"known_values must have shape ({len(known)},) or ({len(known)}, k), got {tuple(values.shape)}.")
     if not values.is_floating_point() or not bool(torch.isfinite(values).all()):
         raise ValueError("known_values must be finite floats; leave nodes without a value out of known_idx.")
+    if not bool(torch.isfinite(values.to(points.dtype)).all()):
+        raise ValueError(f"known_values must be finite in the precision of the points, {points.dtype}; give float64 points.")
     return known.long(), values.to(points.dtype)

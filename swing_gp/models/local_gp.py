@@ -150,14 +150,7 @@ class LocalGP:
             raise ValueError(f"nodes must lie in 0..{len(self.x) - 1}, got {int(ids.min())}..{int(ids.max())}.")
         at, number = self.x[ids], min(self.neighbors, len(self.x) - 1)
 
-        def others(rows: slice) -> Tensor:
-            # Itself is among the nearest, except for points that are there many times, of which one more can go.
-            near = self._search.nearest(at[rows], number + 1)
-            itself = near == ids[rows].unsqueeze(-1)
-            itself[:, -1] |= ~itself.any(-1)
-            return near[~itself].reshape(len(near), number)
-
-        found = self._conditioned(at, others, number, progress)
+        found = self._conditioned(at, lambda rows: self._search.nearest_others(ids[rows], number), number, progress)
         return LocalPrediction(found.mean, found.variance + self.noise[ids]) if with_noise else found
 
     @torch.no_grad()

@@ -136,11 +136,7 @@ class MaternGP(nn.Module):
         """The nearest other observations, in units of the lengthscales as they are."""
         with torch.no_grad():
             points = self.points(self.x)
-        at, number = points[rows], min(number, len(points) - 1)
-        near = NeighborSearch(points, leading=self._leading).nearest(at, number + 1)
-        itself = near == rows.unsqueeze(-1)
-        itself[:, -1] |= ~itself.any(-1)  # points that are there many times
-        return near[~itself].reshape(len(rows), number)
+        return NeighborSearch(points, leading=self._leading).nearest_others(rows, min(number, len(points) - 1))
 
     @property
     def _leading(self) -> int | None:

@@ -45,9 +45,18 @@ class NeighborSearch:
 
     def nearest(self, x: Tensor, number: int) -> Tensor:  # (m, d) -> (m, number)
         """The rows of the nearest points, nearest first."""
+        return self._nearest(self._scaled(x), number)
+
+    def nearest_others(self, rows: Tensor, number: int) -> Tensor:  # (m,) -> (m, number)
+        """The rows of the points nearest to some of them, without themselves."""
+        near = self._nearest(self._points[rows], number + 1)
+        itself = near == rows.unsqueeze(-1)
+        itself[:, -1] |= ~itself.any(-1)  # of points that are there many times one more can go
+        return near[~itself].reshape(len(rows), number)
+
+    def _nearest(self, x: Tensor, number: int) -> Tensor:
         if len(x) == 0:
             return torch.empty(0, number, dtype=torch.long, device=x.device)
-        x = self._scaled(x)
         if self.leading == x.shape[1] or number == len(self._points):
             return self._by_leading(x, number)
         near = self._by_leading(x, min(CANDIDATES * number, len(self._points)))

@@ -11,6 +11,9 @@ from torch import Tensor
 
 from swing_gp.models.regions import FOLDS
 
+# The deviation of a column, over its largest entry, up to which it varies by rounding alone.
+CONSTANT = 1e-13
+
 
 class Score:
     """The weighted mean of a criterion over held-out values, with the parts that folds have in it.
@@ -37,6 +40,12 @@ class Score:
     @property
     def value(self) -> float:
         return float(_values(self.totals.sum(), self.weights.sum(), self.criterion))
+
+
+def deviations_of(values: Tensor) -> Tensor:  # (n, k) -> (k,)
+    """Standard deviations of columns; one for those that are constant, but for rounding."""
+    deviations = values.double().std(0, correction=0)
+    return torch.where(deviations > CONSTANT * values.double().abs().amax(0), deviations, 1.0)
 
 
 def gain_over(mean: Score, chosen: Score) -> float:

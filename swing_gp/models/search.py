@@ -28,7 +28,7 @@ from swing_gp.models.graph_grid import (
     solved_score,
 )
 from swing_gp.models.regions import LARGEST_PART, WIDE, regions_of
-from swing_gp.models.scores import Score
+from swing_gp.models.scores import Score, deviations_of
 from swing_gp.operators.diffusion_coordinates import DiffusionCoordinates, diffusion_coordinates
 from swing_gp.series.base import Series
 from swing_gp.series.families import Matern, OneStep
@@ -95,18 +95,19 @@ class Search:
         criterion: str,
         centered: bool,
         dense: bool,
+        noises: Sequence[float] | None,
         seed: int,
         progress: bool | None,
     ) -> None:
         self.nodes, self.known, self.rule, self.criterion, self.centered = nodes, known, rule, criterion, centered
+        self.noises = None if noises is None else sorted(noises)
         self.points = nodes.points if isinstance(nodes, Graph) else nodes
         self.number, self.progress = len(self.points), progress
         # In units in which squares neither overflow nor vanish, and columns count alike.
         size = values.abs().max().double()
         self.unit = torch.where(size > 0, size, 1.0)
         if criterion == "rmse" and values.shape[1] > 1:
-            deviations = (values.double() / self.unit).std(0, correction=0)
-            self.unit = self.unit * torch.where(deviations > 0, deviations, 1.0)
+            self.unit = self.unit * deviations_of(values.double() / self.unit)
         self.values = values.double() / self.unit
         self.offset = self.values.mean(0) if rule == "gp" and centered else torch.zeros_like(self.values[0])
         if len(known) < 2:
@@ -153,13 +154,9 @@ class Search:
         if not 8 <= self.number <= MOST_EXTENDED:
             return
         if len(self.points.unique(dim=0)) == self.number:
-            graph = neighbor_graph(self.scaled, NEIGHBORS)
-            self._on_coordinates("extended", diffusion_coordinates(graph, EIGENPAIRS))
-
-    @cached_property
-    def graph(self) -> Graph:
-        """Of nearest neighbours."""
-        return neighbor_graph(self.points, NEIGHBORS)
+            graph = _graph_or_none(self.scaled)
+            if graph is not None:
+                self._on_coordinates("extended", diffusion_coordinates(graph, EIGENPAIRS))
 
     @cached_property
     def scaled(self) -> Tensor:  # (N, d)
@@ -179,6 +176,8 @@ class Search:
                 model = fit_coordinates(
                     self.scaled, coordinates, nu, self.known, self.values, self.regions, centered=self.centered
                 )
+            if self.noises is not None:
+                model = model.with_settings({"noise": min(self.noises, key=lambda noise: abs(math.log(noise / model.noise)))})
             model, score = self._refined(model)
             if coordinates is None:
                 self.smoothness[nu] = -score.value if CRITERIA[self.criterion] else score.value
@@ -196,7 +195,7 @@ class Search:
         tested = sum(int((weights > 0).sum()) for region in self.regions for _, weights in region.splits)
         if tested < ENOUGH:
             return model, score()
-        ladders = {"noise": [model.noise * 10**step for step in range(-2, 5)],
+        ladders = {"noise": self.noises or [model.noise * 10**step for step in range(-2, 5)],
                    "lengthscale": [model.lengthscale * 2**step for step in range(-3, 4)]}  # fmt: skip
         if model.coordinates is not None:
             ladders["beta"] = [model.beta * 2**step for step in range(-3, 4)]
@@ -225,25 +224,27 @@ class Search:
     # Kernels of graphs
 
     def neighbors(self) -> None:
-        if self.number < 8:
+        graph = None if self.number < 8 else _graph_or_none(self.points)
+        if graph is None:
             return
         if not self.wide:
             settings = [pair for pair in series_candidates(self.number) if isinstance(pair[1], Matern)]
-            self.grid("neighbors", settings, NOISES_OF_MATERN, graph=self.graph)
+            self.grid("neighbors", settings, NOISES_OF_MATERN, graph=graph)
             return
-        basis = self._basis()
-        best, scores = {"kappa": 30.0, "noise": 1e-2}, dict[float, float]()
+        basis, noises = self._basis(), self.noises or NOISES_OF_MATERN
+        best, scores = {"kappa": 30.0, "noise": noises[len(noises) // 2]}, dict[float, float]()
 
         def descended(nu: float, budget: int) -> None:
             nonlocal best
             began = time.perf_counter()
 
             def score(kappa: float, noise: float) -> Score:
-                return solved_score(self.graph, self.regions, self.values, basis, Matern(nu, kappa), noise, self.criterion)
+                return solved_score(graph, self.regions, self.values, basis, Matern(nu, kappa), noise, self.criterion)
 
-            ladders = {"kappa": KAPPAS, "noise": NOISES_OF_MATERN}
-            found, parts = self._descended(score, ladders, best, budget)
-            self._add_matern(nu, found, parts, began)
+            found, parts = self._descended(score, {"kappa": KAPPAS, "noise": noises}, best, budget)
+            series, noise = Matern(nu, found["kappa"]), found["noise"]
+            settings, make = {"series": repr(series), "noise": noise}, partial(self._on_graph, graph, series, noise)
+            self.add("neighbors", settings, parts.value, parts, began, make)
             scores[nu] = 1 - parts.value if CRITERIA[self.criterion] else parts.value
             best = found if scores[nu] <= min(scores.values()) else best
 
@@ -251,13 +252,6 @@ class Search:
             descended(nu, SOLVES if nu == 2.0 else SOLVES // 2 if nu == 1.0 else SOLVES // 3)
         if scores[1.0] < CLOSE * scores[2.0]:  # a solve with half a power more costs ten of these
             descended(1.5, SOLVES // 3)
-
-    def _add_matern(self, nu: float, shape: dict[str, float], score: Score, began: float) -> None:
-        series, noise = Matern(nu, shape["kappa"]), shape["noise"]
-        settings = {"series": repr(series), "noise": noise}
-        self.add(
-            "neighbors", settings, score.value, score, began, lambda table: self._on_graph(self.graph, series, noise, table)
-        )
 
     def _on_graph(self, graph: Graph, series: Series, noise: float | None, table: Comparison) -> Selection:
         if noise is None or self.criterion == "likelihood":
@@ -283,8 +277,7 @@ class Search:
     ) -> None:
         """The best of settings and noises, in one row."""
         began = time.perf_counter()
-        if noises is None:
-            noises = NOISES if self.number <= LARGE else NOISES_IF_LARGE
+        noises = self.noises or noises or (NOISES if self.number <= LARGE else NOISES_IF_LARGE)
         options: Sequence[float | None] = noises if self.rule == "gp" else (None,)
         nodes = self.nodes if graph is None else graph
         position, option, score, parts = best_of_grid(
@@ -303,3 +296,11 @@ class Search:
 
     def _wrapped(self, work: list, description: str) -> Iterable:
         return progress_bar(work, f"choose: {description}", self.progress)
+
+
+def _graph_or_none(points: Tensor) -> Graph | None:
+    """Of nearest neighbours; None where points repeat, or lie so regularly, that the nearest are not told apart."""
+    try:
+        return neighbor_graph(points, NEIGHBORS)
+    except ValueError:
+        return None

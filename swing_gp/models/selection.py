@@ -27,6 +27,7 @@ from swing_gp.graphs.graph import Graph
 from swing_gp.models.candidates import candidates, series_candidates
 from swing_gp.models.comparison import CRITERIA, HARDLY
 from swing_gp.models.graph_grid import Setting
+from swing_gp.models.scores import deviations_of
 from swing_gp.models.search import MOST_EXTENDED, Search, Selection
 from swing_gp.utils.validation import check_choice
 
@@ -62,10 +63,11 @@ def select(
     :param criterion: ``"rmse"``, or ``"cosine"`` where values are directions; for the GP also ``"likelihood"``, with the
         amplitude that makes it largest. Several columns are in units of their deviations.
     :param centered: for the GP, whether it has a constant mean; no for directions.
-    :param families: which of the above to try, for points and the GP.
+    :param families: which of the above to try, for points, the GP and criteria other than the likelihood; otherwise it is the
+        implicit or the given graph.
     :param settings: try only these pairs of an edge function and a series (for a graph, of None and a series).
     :param normalization: as of :class:`~swing_gp.ImplicitGraph`, for settings.
-    :param noises: noise variances to try with settings, over the mean prior variance.
+    :param noises: noise variances to try, over the mean prior variance.
     :param time_limit: begin no further family after this many seconds; None for no limit.
     :param seed: of folds and regions.
     :param progress: show progress bars; by default on a terminal, for what takes more than a few seconds.
@@ -87,9 +89,9 @@ def select(
         settings = series_candidates(points.num_nodes)
     only_grid = settings is not None or rule != "gp" or criterion == "likelihood"
     dense = only_grid or set(families) == {"implicit"}
-    search = Search(points, known, values, rule, criterion, centered, dense, seed, progress)
+    search = Search(points, known, values, rule, criterion, centered, dense, noises, seed, progress)
     if only_grid:
-        search.grid("graph", candidates(search.points) if settings is None else settings, noises, normalization)
+        search.grid("graph", candidates(search.points) if settings is None else settings, normalization=normalization)
         return search.best()
     start = time.perf_counter()
     for family in FAMILIES:
@@ -98,7 +100,7 @@ def select(
     if not search.chooser:
         raise ValueError(
             f"families={tuple(families)} has none for these {search.number:,} nodes: 'extended' takes 8 to {MOST_EXTENDED:,} "
-            "distinct ones. Add 'coordinates'."
+            "distinct ones, and so does 'neighbors' from 8 on, whose nearest are told apart. Add 'coordinates'."
         )
     return search.best()
 
@@ -120,13 +122,12 @@ def select_each(
     """
     if criterion != "rmse" or together.amplitude is None or not 1 < values.shape[1] <= MOST_COLUMNS:
         return []
-    spent = sum(row.seconds for row in together.table)
+    family, columns = together.table.chosen.family, values.split(1, -1)
+    spent = sum(row.seconds * (1 + len(columns) * (row.family == family)) for row in together.table)
     if time_limit is not None and spent > time_limit:
         return []
-    family, columns = together.table.chosen.family, values.split(1, -1)
     found = [select(points, known, column, criterion=criterion, families=(family,), **words) for column in columns]
-    deviations = values.double().std(0, correction=0)
-    units = torch.where(deviations > 0, deviations, 1.0).tolist()  # as in the score of several columns
-    scores = [own.score / unit for own, unit in zip(found, units, strict=True)]
+    # In units of the deviations, as the score of several columns is.
+    scores = [own.score / unit for own, unit in zip(found, deviations_of(values).tolist(), strict=True)]
     apart = (sum(score**2 for score in scores) / len(scores)) ** 0.5
     return found if apart < HARDLY * together.score else []

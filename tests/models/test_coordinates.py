@@ -33,10 +33,11 @@ def kernel_of(model):
 
 @pytest.mark.parametrize("nu", list(EDGES))
 @pytest.mark.parametrize("extended", [False, True])
-def test_predictions_and_held_out_values_are_those_of_the_dense_gp(nu, extended):
+@pytest.mark.parametrize("centered", [False, True])
+def test_predictions_and_held_out_values_are_those_of_the_dense_gp(nu, extended, centered):
     points, known, values = problem()
     coordinates = diffusion_coordinates(knn_graph(points, 8), 20) if extended else None
-    model = CoordinateGP(points, coordinates, nu, False, lengthscale=0.7, noise=0.01, beta=0.4, tau=5.0)
+    model = CoordinateGP(points, coordinates, nu, centered, lengthscale=0.7, noise=0.01, beta=0.4, tau=5.0)
     kernel = kernel_of(model)
     regions = regions_of(points, known)
     ratios, weight = torch.zeros(2).double(), 0.0
@@ -44,8 +45,15 @@ def test_predictions_and_held_out_values_are_those_of_the_dense_gp(nu, extended)
         rest = torch.tensor([row for row in range(len(known)) if row not in set(rows.tolist())])
         noisy = kernel[known[rest]][:, known[rest]] + 0.01 * torch.eye(len(rest)).double()
         cross = kernel[known[rows]][:, known[rest]]
-        assert relative(prediction.mean, cross @ torch.linalg.solve(noisy, values[rest])) < 1e-6
-        variance = 1.01 - (cross * torch.linalg.solve(noisy, cross.mT).mT).sum(-1)
+        solved, one = torch.linalg.solve(noisy, cross.mT), torch.ones(len(rest), 1).double()
+        variance = 1.01 - (cross * solved.mT).sum(-1)
+        mean = solved.mT @ values[rest]
+        if centered:  # a constant with a flat prior
+            inverse = torch.linalg.solve(noisy, one)
+            precision, missing = float(one.mT @ inverse), 1 - solved.mT @ one
+            mean = mean + missing @ (inverse.mT @ values[rest]) / precision
+            variance = variance + missing.square().squeeze(-1) / precision
+        assert relative(prediction.mean, mean) < 1e-6
         torch.testing.assert_close(prediction.variance, variance, rtol=1e-5, atol=1e-9)
         ratios += weights @ ((prediction.mean - values[rows]).square() / variance.unsqueeze(-1))
         weight += float(weights.sum())

@@ -5,7 +5,7 @@ import torch
 from memory import peak_of
 from oracles import cloud, dense_adjacency, dense_kernel, relative
 
-from swing_gp import Diffusion, Gaussian, ImplicitGraph, LogMatern, RandomWalk, Walks, interpolate
+from swing_gp import Diffusion, Gaussian, ImplicitGraph, LogMatern, ModelWarning, RandomWalk, Walks, interpolate
 from swing_gp.models.search import NOISES
 
 ROUTES = ["auto", "pairwise", "landmarks", "neighbors", "grid"]
@@ -245,3 +245,85 @@ def test_the_default_tolerance_is_one_that_single_precision_can_hold(features, r
     found = interpolate(graph, known, values[known].float(), Diffusion(3.0), rule=rule, noise=noise, features=features)
     truth = by_rule(dense_kernel(ImplicitGraph(points, Gaussian(0.1)), Diffusion(3.0)), known, values[known], rule, noise)
     assert relative(found.values.double(), truth) < (1e-3 if rule == "gp" else 1e-4)
+
+
+def few(number=200, known=80):
+    generator = torch.Generator().manual_seed(0)
+    points = torch.rand(number, 2, generator=generator, dtype=torch.float64)
+    return points, torch.randperm(number, generator=generator)[:known], torch.sin(6 * points[:, 0]) + points[:, 1]
+
+
+PLAIN = {"families": ("coordinates",)}
+
+
+@pytest.mark.parametrize("number", [1, 8])
+@pytest.mark.parametrize("noise", [None, 1e-6])
+@pytest.mark.parametrize("value", [0.25, 0.7, 0.9])
+def test_columns_that_are_constant_cost_the_others_nothing(value, noise, number):
+    points, known, truth = few()
+    alone = interpolate(points, known, truth[known], noise=noise, **PLAIN)
+    columns = torch.stack([truth] + [torch.full_like(truth, value)] * number, -1)
+    found = interpolate(points, known, columns[known], noise=noise, **PLAIN)
+    error, other = ((values - truth).square().mean().sqrt() for values in (alone.values, found.values[:, 0]))
+    assert other < 1.5 * error
+    torch.testing.assert_close(found.values[:, 1:], columns[:, 1:], rtol=0, atol=1e-9)
+
+
+def test_of_a_plane_a_linear_mean_leaves_nothing_to_learn():
+    points, known, truth = few()
+    planes = [points[:, 0] * (1 + i) - 2 * points[:, 1] + i for i in range(8)]
+    alone = interpolate(points, known, truth[known], mean="linear", **PLAIN)
+    found = interpolate(points, known, torch.stack([truth, *planes], -1)[known], mean="linear", **PLAIN)
+    assert (found.values[:, 0] - truth).square().mean() < 2 * (alone.values - truth).square().mean()
+    torch.testing.assert_close(found.values[:, 1:], torch.stack(planes, -1), rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("noise", [1e-6, 0.1, 1.0])
+def test_deviations_are_those_of_the_noise_that_is_given(noise):
+    points, known, truth = few(600, 300)
+    values = truth + 0.3 * torch.randn(600, generator=torch.Generator().manual_seed(1)).double()
+    result = interpolate(points, known, values[known], noise=noise, **PLAIN)
+    assert result.noise == noise
+    hidden = torch.ones(600, dtype=torch.bool).index_fill_(0, known, False)
+    ratio = ((values - result.values)[hidden] / torch.hypot(result.std, result.noise_std)[hidden]).square().mean().sqrt()
+    assert 0.7 < ratio < 1.4
+
+
+def test_points_without_a_graph_of_nearest_neighbours_have_families_left():
+    # of a lattice that links even and odd sums, and of a point that is there many times
+    grid = torch.cartesian_prod(*[torch.arange(8.0, dtype=torch.float64)] * 3)
+    lattice = grid[grid.sum(-1) % 2 == 0]
+    repeated = torch.cat([torch.rand(50, 2, generator=torch.Generator().manual_seed(0)).double(), torch.zeros(16, 2).double()])
+    for points in (lattice, repeated):
+        known = torch.arange(0, len(points), 2)
+        found = interpolate(points, known, torch.sin(points[known, 0]))
+        assert torch.isfinite(found.values).all()
+        assert "neighbors" not in {row.family for row in found.selection.table}
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_nodes_beyond_reach_are_named_whichever_column_does_not_reach_them(order):
+    generator = torch.Generator().manual_seed(0)
+    points = torch.rand(300, 1, generator=generator, dtype=torch.float64)
+    away = 2 + 3 * torch.rand(100, 1, generator=generator, dtype=torch.float64)
+    known = torch.arange(300)
+    noise = 0.1 * torch.randn(300, 2, generator=generator, dtype=torch.float64)
+    columns = torch.stack([torch.sin(60 * points[:, 0]), points[:, 0] ** 2], -1) + noise
+    with pytest.warns(ModelWarning, match="beyond the reach"):
+        found = interpolate(torch.cat([points, away]), known, columns[:, order], **PLAIN)
+    assert found.targets
+
+
+def test_no_column_is_searched_for_beyond_the_time_limit():
+    points, known, truth = few(600, 300)
+    rough = torch.sin(25 * points[:, 0]) * torch.cos(20 * points[:, 1])
+    noisy = truth + 0.7 * torch.randn(600, generator=torch.Generator().manual_seed(1)).double()
+    both = torch.stack([rough, noisy], -1)[known]
+    assert interpolate(points, known, both, **PLAIN).targets
+    assert not interpolate(points, known, both, time_limit=1e-3, **PLAIN).targets
+
+
+def test_values_beyond_the_precision_of_the_points_are_refused_by_name():
+    points, known, truth = few()
+    with pytest.raises(ValueError, match=r"known_values must be finite in the precision of the points, torch\.float32"):
+        interpolate(points.float(), known, 1e39 * truth[known])
