@@ -66,7 +66,7 @@ class Interpolation:
     :ivar values: (N,) or (N, k), like the known ones.
     :ivar graph: the graph, with the lengthscale in use.
     :ivar noise: for the GP, the noise variance over the mean prior variance of the known nodes.
-    :ivar info: the route of the products.
+    :ivar info: the route of the products; None for GPs on coordinates, and where columns have settings of their own.
     :ivar selection: the choice of what was not given, or None.
     :ivar targets: for every column the choice of its own, where held-out values are clearly better predicted so; graph, series
         and noise are then those of all columns together.
