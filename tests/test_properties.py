@@ -47,6 +47,7 @@ from swing_gp import (
     RegularizedLaplacian,
     RegularizedLaplacianKernel,
     Series,
+    SeriesLinearOperator,
     Walks,
     adjacency,
     graph_kernel,
@@ -309,7 +310,10 @@ def rounding(operator, matrix: Tensor) -> float:
         size += float((parts @ operator.core.double().abs() @ parts.mT).max())
     if isinstance(operator, GridKernelLinearOperator):  # the transforms have errors of their own
         size *= 1 + operator.tol / torch.finfo(matrix.dtype).eps
-    return 4 * (8 + len(matrix)) * torch.finfo(matrix.dtype).eps * size
+    terms = 8 + len(matrix)
+    if isinstance(operator, SeriesLinearOperator):  # as many powers, one added after the other
+        terms += operator.coefficients.shape[-1]
+    return 4 * terms * torch.finfo(matrix.dtype).eps * size
 
 
 @examples(300)
