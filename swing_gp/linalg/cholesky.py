@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+# linear_operator's psd_safe_cholesky warns at every try, and adds the same whatever the unit of a matrix.
 # What is added to the diagonal, in units of its mean: first, and how often tenfold.
 JITTER, TRIES = {torch.float32: 1e-6, torch.float64: 1e-12}, 6
 

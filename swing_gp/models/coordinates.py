@@ -113,8 +113,7 @@ class CoordinateGP:
 
     def _dense(self, extended: Tensor, values: Tensor) -> DenseGP:  # (n, d + K), (n, k)
         """On all of some values, as :meth:`local` is: its splits share one factor."""
-        distances = torch.cdist(extended, extended, compute_mode="donot_use_mm_for_euclid_dist")
-        covariance = EDGES[self.nu](1.0).log_profile(distances).exp_()
+        covariance = EDGES[self.nu](1.0).weights(extended, extended)
         covariance.diagonal().add_(self.noise)
         return DenseGP(covariance, torch.ones_like(extended[:, : int(self.centered)]), values)
 

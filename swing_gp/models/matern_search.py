@@ -216,11 +216,11 @@ def set_likeliest(gp: MaternGP, starts: list[dict[str, float]], loss: Callable[[
 
 def learn(
     gp: MaternGP, starts: list[dict[str, float]], rows: Tensor, near: Tensor | None, *, max_steps: int
-) -> float:  # (s,), (s, m)
-    """Hyper-parameters by :meth:`~swing_gp.models.matern_gp.MaternGP.loss`, from the likeliest start. The loss is returned."""
+) -> None:  # (s,), (s, m)
+    """Hyper-parameters by :meth:`~swing_gp.models.matern_gp.MaternGP.loss`, from the likeliest start."""
     loss = partial(gp.loss, rows, near)
     set_likeliest(gp, starts, loss)
-    return minimize_lbfgs(loss, gp, max_steps=max_steps)
+    minimize_lbfgs(loss, gp, max_steps=max_steps)
 
 
 def _set(gp: MaternGP, values: dict[str, Any]) -> None:

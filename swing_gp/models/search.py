@@ -177,7 +177,7 @@ class Search:
                     self.scaled, coordinates, nu, self.known, self.values, self.regions, centered=self.centered
                 )
             if self.noises is not None:
-                model = model.with_settings({"noise": min(self.noises, key=lambda noise: abs(math.log(noise / model.noise)))})
+                model = model.with_settings({"noise": _nearest(self.noises, model.noise)})
             model, score = self._refined(model)
             if coordinates is None:
                 self.smoothness[nu] = -score.value if CRITERIA[self.criterion] else score.value
@@ -232,7 +232,7 @@ class Search:
             self.grid("neighbors", settings, NOISES_OF_MATERN, graph=graph)
             return
         basis, noises = self._basis(), self.noises or NOISES_OF_MATERN
-        best, scores = {"kappa": 30.0, "noise": noises[len(noises) // 2]}, dict[float, float]()
+        best, scores = {"kappa": 30.0, "noise": _nearest(noises, 1e-2)}, dict[float, float]()
 
         def descended(nu: float, budget: int) -> None:
             nonlocal best
@@ -296,6 +296,10 @@ class Search:
 
     def _wrapped(self, work: list, description: str) -> Iterable:
         return progress_bar(work, f"choose: {description}", self.progress)
+
+
+def _nearest(noises: Sequence[float], noise: float) -> float:
+    return min(noises, key=lambda each: abs(math.log(each / noise)))
 
 
 def _graph_or_none(points: Tensor) -> Graph | None:
