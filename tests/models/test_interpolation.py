@@ -6,6 +6,7 @@ from memory import peak_of
 from oracles import cloud, dense_adjacency, dense_kernel, relative
 
 from swing_gp import Diffusion, Gaussian, ImplicitGraph, LogMatern, ModelWarning, RandomWalk, Walks, interpolate
+from swing_gp.models.interpolation import UNTOLD
 from swing_gp.models.search import NOISES
 
 ROUTES = ["auto", "pairwise", "landmarks", "neighbors", "grid"]
@@ -262,7 +263,8 @@ PLAIN = {"families": ("coordinates",)}
 def test_columns_that_are_constant_cost_the_others_nothing(value, noise, number):
     points, known, truth = few()
     alone = interpolate(points, known, truth[known], noise=noise, **PLAIN)
-    columns = torch.stack([truth] + [torch.full_like(truth, value)] * number, -1)
+    rounding = torch.randint(-3, 4, (len(truth), number), generator=torch.Generator().manual_seed(1)) * 2.0**-53
+    columns = torch.cat([truth.unsqueeze(-1), value * (1 + rounding.double())], -1)
     found = interpolate(points, known, columns[known], noise=noise, **PLAIN)
     error, other = ((values - truth).square().mean().sqrt() for values in (alone.values, found.values[:, 0]))
     assert other < 1.5 * error
@@ -305,13 +307,15 @@ def test_points_without_a_graph_of_nearest_neighbours_have_families_left():
 def test_nodes_beyond_reach_are_named_whichever_column_does_not_reach_them(order):
     generator = torch.Generator().manual_seed(0)
     points = torch.rand(300, 1, generator=generator, dtype=torch.float64)
-    away = 2 + 3 * torch.rand(100, 1, generator=generator, dtype=torch.float64)
+    away = 1.3 + 0.2 * torch.rand(100, 1, generator=generator, dtype=torch.float64)
     known = torch.arange(300)
     noise = 0.1 * torch.randn(300, 2, generator=generator, dtype=torch.float64)
     columns = torch.stack([torch.sin(60 * points[:, 0]), points[:, 0] ** 2], -1) + noise
     with pytest.warns(ModelWarning, match="beyond the reach"):
         found = interpolate(torch.cat([points, away]), known, columns[:, order], **PLAIN)
     assert found.targets
+    ratio = [float((part.variance > UNTOLD).double()[300:].mean()) for part in found._posterior.parts]
+    assert sorted(ratio) == [0, 1]  # one column says nothing of them, the other does
 
 
 def test_no_column_is_searched_for_beyond_the_time_limit():
