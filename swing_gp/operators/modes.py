@@ -29,6 +29,8 @@ from swing_gp.linalg.conjugate_gradients import ConvergenceWarning, conjugate_gr
 from swing_gp.linalg.expansions import chebyshev_coefficients
 from swing_gp.linalg.gram import frozen_signs, symmetric_function
 from swing_gp.linalg.polynomial import clenshaw
+from swing_gp.linalg.second_order import gradients as followed
+from swing_gp.linalg.second_order import refused, wanted
 from swing_gp.linalg.toeplitz import RealModes, toeplitz_product
 from swing_gp.linalg.woodbury import Woodbury
 from swing_gp.operators.regimes import LEADING_MODES, solve_tolerance
@@ -40,6 +42,11 @@ NEGLIGIBLE = 0.02
 # Numbers that the polynomials of a backward pass may keep at once.
 KEPT = 2**26
 REFINEMENTS = 4
+LOGDET_OF_MODES = (
+    "Second derivatives of a log-determinant among the modes of a Fourier grid are not known, whose value is an estimate: "
+    "those of products, solves and quadratic forms are. Use at most 800 observations, features='landmarks', or differences of "
+    "gradients."
+)
 # How much looser the solves of estimates are; what they leave is far below what random signs do.
 ROUGH = 100.0
 
@@ -225,8 +232,11 @@ class IterativeModes:
 
     # Gradients
 
-    def gradients(self, left: Tensor, right: Tensor, form: str) -> list[Tensor]:
-        """The gradients in all tensors of the sum of a bilinear form over columns, a few of them at a time."""
+    def gradients(self, left: Tensor, right: Tensor, form: str) -> list[Any]:
+        """The gradients in all tensors of the sum of a bilinear form over columns, a few of them at a time; all at once where
+        they are differentiated again."""
+        if wanted():
+            return list(followed(lambda *tensors: getattr(self.at(*tensors), form)(right), self.tensors, left))
         terms = len(self.root) * self.prior.symbol.numel()
         totals: list[Any] = [None] * len(self.tensors)
         for one, two in zip(*(x.split(max(1, KEPT // terms), dim=-1) for x in (left, right)), strict=True):
@@ -257,11 +267,12 @@ class _Solve(torch.autograd.Function):
         return solution
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         projected, solution = ctx.saved_tensors
         system = ctx.system
-        left = system.iterate(grad, system._size(grad))
+        with torch.no_grad():
+            sizes = system._size(grad)
+        left = system.solve(grad, sizes) if wanted() else system.iterate(grad, sizes)
         return None, left, None, *system.gradients_of_posterior((grad, left), (projected, solution))
 
 
@@ -273,17 +284,21 @@ class _InvQuadLogdet(torch.autograd.Function):
         solution = system.iterate(projected, sizes)
         terms, probed, image = system.quadrature(probes)
         ctx.system = system
-        ctx.save_for_backward(projected, solution, probed, image)
+        ctx.save_for_backward(projected, sizes, solution, probed, image)
         return (projected * solution).sum(0), terms
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, for_quadratic: Tensor, for_terms: Tensor) -> tuple[Any, ...]:
-        projected, solution, probed, image = ctx.saved_tensors
+        projected, sizes, solution, probed, image = ctx.saved_tensors
         system = ctx.system
+        if wanted():  # what is saved has no derivatives of its own
+            solution = system.solve(projected, sizes)
         weighted = for_quadratic * projected, for_quadratic * solution
         quadratic = system.gradients_of_posterior(weighted, (projected, solution))
-        logdet = system.gradients(for_terms * probed, image, "_system")
+        with torch.no_grad():
+            logdet = tuple(system.gradients(for_terms * probed, image, "_system"))
+        if image.shape[-1]:
+            logdet = refused(LOGDET_OF_MODES, logdet, (*system.tensors, for_terms))
         return None, 2 * weighted[1], None, None, *(_sum(a, b) for a, b in zip(quadratic, logdet, strict=True))
 
 
