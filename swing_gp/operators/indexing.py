@@ -62,6 +62,10 @@ class Indexed(LinearOperator):
         found = super()._bilinear_derivative(left_vecs, right_vecs)
         return refused(FOREIGN_FUNCTION, found, (*self.representation(), left_vecs, right_vecs))
 
+    def precondition(self, noise: Tensor) -> Any:
+        """A matrix close to this one plus the noise that is solved with in closed form, if there is one."""
+        return None
+
     def inv_quad(self, inv_quad_rhs: Tensor, reduce_inv_quad: bool = True) -> Tensor:
         return self.inv_quad_logdet(inv_quad_rhs, reduce_inv_quad=reduce_inv_quad)[0]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import abstractmethod
 from functools import partial
 from typing import Any
@@ -9,12 +10,20 @@ from typing import Any
 import scipy.sparse.linalg
 import torch
 from linear_operator import settings
-from linear_operator.operators import LinearOperator, RootLinearOperator
+from linear_operator.operators import (
+    DiagLinearOperator,
+    LinearOperator,
+    RootLinearOperator,
+    ZeroLinearOperator,
+    to_linear_operator,
+)
 from linear_operator.utils.memoize import cached
 from torch import Tensor
 
+from swing_gp.features.landmarks import AccuracyWarning
 from swing_gp.linalg.gram import white_noise
-from swing_gp.operators.noisy import TakesNoise
+from swing_gp.operators.indexing import Indexed
+from swing_gp.operators.noisy import Solvable, TakesNoise
 from swing_gp.operators.regimes import is_dense
 from swing_gp.utils.validation import check_rhs
 
@@ -65,6 +74,11 @@ class MatrixFreeLinearOperator(TakesNoise):
             block = self._columns(wanted[start : start + COLUMNS])
             result = result.masked_scatter(here, block[rows[here], position[here] - start])
         return result.reshape(shape)
+
+    def __add__(self, other: Any) -> LinearOperator:
+        if not isinstance(other, LinearOperator) or isinstance(other, (DiagLinearOperator, ZeroLinearOperator)):
+            return super().__add__(other)
+        return sum_of(self, other) or super().__add__(other)
 
     def noisy_solver(self, noise: Tensor) -> Any:
         return self.solver_of(slice(None), torch.ones((), dtype=self.dtype, device=self.device), noise)
@@ -146,6 +160,91 @@ class Scaled(MatrixFreeLinearOperator):
     def precondition(self, noise: Tensor) -> Any:
         close = self.base.precondition(noise / self.scale) if float(self.scale) > 0 else None
         return None if close is None else close._mul_constant(self.scale.detach())
+
+
+class KernelSum(MatrixFreeLinearOperator):
+    """A sum of covariances, some of which may be linear_operator's own: with our solves, gradients and exact diagonals. Made by
+    :func:`sum_of`; of one term, it brings those to a covariance that has none."""
+
+    def __init__(self, *terms: LinearOperator) -> None:
+        super().__init__(*terms)
+        self.terms = terms
+
+    def _size(self) -> torch.Size:
+        return self.terms[0].shape
+
+    @property
+    def asymmetry(self) -> str | None:
+        return next((why for term in self.terms if (why := getattr(term, "asymmetry", None)) is not None), None)
+
+    def _transpose_nonbatch(self) -> LinearOperator:
+        return self.__class__(*(term._transpose_nonbatch() for term in self.terms))
+
+    def _apply(self, rhs: Tensor) -> Tensor:
+        return sum(term._matmul(rhs) for term in self.terms)
+
+    @property
+    def dense_up_to(self) -> int:  # type: ignore[override]
+        return settings.max_cholesky_size.value()
+
+    def explicit(self) -> Tensor:
+        return sum(term.explicit() if isinstance(term, Solvable) else term.to_dense() for term in self.terms)
+
+    def to_dense(self) -> Tensor:
+        return sum(term.to_dense() for term in self.terms)
+
+    def _mul_constant(self, other: float | Tensor) -> LinearOperator:
+        if torch.is_tensor(other) and other.numel() > 1:
+            return super()._mul_constant(other)
+        return self.__class__(*(term._mul_constant(torch.as_tensor(other).reshape(())) for term in self.terms))
+
+    def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
+        return self.__class__(*(to_linear_operator(term[row_index, :][:, col_index]) for term in self.terms))
+
+    def _get_indices(self, row_index: Tensor, col_index: Tensor, *batch_indices: Tensor) -> Tensor:
+        return sum(term._get_indices(row_index, col_index) for term in self.terms)
+
+    def _diagonal(self) -> Tensor:
+        # Exact, also where a term alone would estimate its own.
+        nodes = torch.arange(self.shape[-1], device=self.device)
+        parts = (
+            term._get_indices(nodes, nodes) if isinstance(term, MatrixFreeLinearOperator) else term._diagonal()
+            for term in self.terms
+        )
+        return sum(parts)
+
+    def samples(self, number: int, generator: torch.Generator | None = None) -> Tensor:
+        if is_dense(self.shape[-1], settings.fast_computations.covar_root_decomposition):
+            return self.dense_root() @ white_noise(self, self.shape[-1], number, generator=generator)
+        return sum(_samples_of(term, number, generator) for term in self.terms)
+
+    def precondition(self, noise: Tensor) -> Any:
+        """The first term that has one: what others add are few large eigenvalues, or many small ones."""
+        for term in self.terms:
+            if isinstance(term, Indexed) and (close := term.precondition(noise)) is not None:
+                return close
+        return None
+
+
+def _samples_of(term: Any, number: int, generator: torch.Generator | None) -> Tensor:
+    return term.samples(number, generator) if isinstance(term, Indexed) else term.zero_mean_mvn_samples(number).mT
+
+
+def sum_of(*terms: LinearOperator) -> KernelSum | None:
+    """The sum of covariances of equal shape without batch dimensions; None for others."""
+    if any(term.dim() != 2 or term.shape != terms[0].shape for term in terms):
+        return None
+    size, columns = terms[0].shape
+    if size == columns > settings.max_cholesky_size.value():
+        warnings.warn(
+            f"GPyTorch predicts with a sum of kernels by conjugate gradients at its own tolerances: at {size} inputs "
+            "deviations may be 0.7 to 1.5 times the exact ones, and a likelihood is an estimate. For dense algebra, exact at the "
+            f"cost of {size} x {size} numbers: gpytorch.settings.max_cholesky_size({size}).",
+            AccuracyWarning,
+            stacklevel=2,
+        )
+    flat = (part for term in terms for part in (term.terms if isinstance(term, KernelSum) else (term,)))
+    return KernelSum(*(term.evaluate_kernel() for term in flat))
 
 
 class Submatrix(MatrixFreeLinearOperator):

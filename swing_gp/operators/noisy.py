@@ -137,17 +137,20 @@ class Solvable(Indexed):
         with torch.no_grad():
             return self._factorize()
 
+    def explicit(self) -> Tensor:  # (N, M)
+        """All entries, by plain torch."""
+        return self._matmul(torch.eye(self.shape[-1], dtype=self.dtype, device=self.device))
+
     def _factorize(self) -> Tensor:
-        dense = self._matmul(torch.eye(self.shape[-1], dtype=self.dtype, device=self.device)).double()
+        dense = self.explicit().double()
         return psd_safe_cholesky(0.5 * (dense + dense.mT))
 
 
 class TakesNoise(Solvable):
     """A kernel that becomes a :class:`NoisyKernelLinearOperator` once noise is added to it."""
 
-    def precondition(self, noise: Tensor) -> Any:
-        """A matrix close to the kernel plus the noise that is solved with in closed form, if there is one."""
-        return None
+    #: Rows up to which noisy systems are dense where they need not be.
+    dense_up_to = 0
 
     def precision_solver(self, noise: Tensor) -> Any:
         """What solves with the kernel plus the noise through its inverse, where that is sparse; or None."""
@@ -187,7 +190,11 @@ class NoisyKernelLinearOperator(Solvable, AddedDiagLinearOperator):
 
     def _is_dense(self, fast: Any) -> bool:
         # Few observations on a large graph: a solver that knows the graph is cheaper than all their covariances.
-        return super()._is_dense(fast) and self.structured_solver() is None
+        dense = super()._is_dense(fast) or self.shape[-1] <= self._linear_op.dense_up_to
+        return dense and self.structured_solver() is None
+
+    def explicit(self) -> Tensor:
+        return self._linear_op.explicit() + self._diag_tensor._diagonal().diag()
 
     def solver(self) -> Any:
         """Kept where there are no gradients."""
