@@ -137,6 +137,10 @@ class KernelBlock(MatrixFreeLinearOperator):
     def _size(self) -> torch.Size:
         return torch.Size((len(self.inputs[0]), len(self.inputs[1])))
 
+    @property
+    def dense_up_to(self) -> int:  # type: ignore[override]
+        return self.base.dense_up_to
+
     def _replace(self, *tensors: Tensor, inputs: tuple[Inputs, Inputs] | None = None) -> KernelBlock:
         """The same kernel with other x, y, left, right and outputscale."""
         options: dict[str, Any] = {**self._kwargs, "inputs": inputs or self.inputs}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from functools import partial
+from collections.abc import Iterator
+from functools import partial, reduce
 from typing import Any
 
 import scipy.sparse.linalg
@@ -129,6 +130,10 @@ class Scaled(MatrixFreeLinearOperator):
     def asymmetry(self) -> str | None:
         return self.base.asymmetry
 
+    @property
+    def dense_up_to(self) -> int:  # type: ignore[override]
+        return self.base.dense_up_to
+
     def _transpose_nonbatch(self) -> LinearOperator:
         return self.__class__(self.base._transpose_nonbatch(), self.scale)
 
@@ -181,17 +186,17 @@ class KernelSum(MatrixFreeLinearOperator):
         return self.__class__(*(term._transpose_nonbatch() for term in self.terms))
 
     def _apply(self, rhs: Tensor) -> Tensor:
-        return sum(term._matmul(rhs) for term in self.terms)
+        return _total(term._matmul(rhs) for term in self.terms)
 
     @property
     def dense_up_to(self) -> int:  # type: ignore[override]
         return settings.max_cholesky_size.value()
 
     def explicit(self) -> Tensor:
-        return sum(term.explicit() if isinstance(term, Solvable) else term.to_dense() for term in self.terms)
+        return _total(term.explicit() if isinstance(term, Solvable) else term.to_dense() for term in self.terms)
 
     def to_dense(self) -> Tensor:
-        return sum(term.to_dense() for term in self.terms)
+        return _total(term.to_dense() for term in self.terms)
 
     def _mul_constant(self, other: float | Tensor) -> LinearOperator:
         if torch.is_tensor(other) and other.numel() > 1:
@@ -202,21 +207,20 @@ class KernelSum(MatrixFreeLinearOperator):
         return self.__class__(*(to_linear_operator(term[row_index, :][:, col_index]) for term in self.terms))
 
     def _get_indices(self, row_index: Tensor, col_index: Tensor, *batch_indices: Tensor) -> Tensor:
-        return sum(term._get_indices(row_index, col_index) for term in self.terms)
+        return _total(term._get_indices(row_index, col_index) for term in self.terms)
 
     def _diagonal(self) -> Tensor:
         # Exact, also where a term alone would estimate its own.
         nodes = torch.arange(self.shape[-1], device=self.device)
-        parts = (
+        return _total(
             term._get_indices(nodes, nodes) if isinstance(term, MatrixFreeLinearOperator) else term._diagonal()
             for term in self.terms
         )
-        return sum(parts)
 
     def samples(self, number: int, generator: torch.Generator | None = None) -> Tensor:
         if is_dense(self.shape[-1], settings.fast_computations.covar_root_decomposition):
             return self.dense_root() @ white_noise(self, self.shape[-1], number, generator=generator)
-        return sum(_samples_of(term, number, generator) for term in self.terms)
+        return _total(_samples_of(term, number, generator) for term in self.terms)
 
     def precondition(self, noise: Tensor) -> Any:
         """The first term that has one: what others add are few large eigenvalues, or many small ones."""
@@ -224,6 +228,10 @@ class KernelSum(MatrixFreeLinearOperator):
             if isinstance(term, Indexed) and (close := term.precondition(noise)) is not None:
                 return close
         return None
+
+
+def _total(parts: Iterator[Tensor]) -> Tensor:
+    return reduce(torch.add, parts)
 
 
 def _samples_of(term: Any, number: int, generator: torch.Generator | None) -> Tensor:
@@ -238,8 +246,8 @@ def sum_of(*terms: LinearOperator) -> KernelSum | None:
     if size == columns > settings.max_cholesky_size.value():
         warnings.warn(
             f"GPyTorch predicts with a sum of kernels by conjugate gradients at its own tolerances: at {size} inputs "
-            "deviations may be 0.7 to 1.5 times the exact ones, and a likelihood is an estimate. For dense algebra, exact at the "
-            f"cost of {size} x {size} numbers: gpytorch.settings.max_cholesky_size({size}).",
+            "deviations may be 0.7 to 1.5 times the exact ones, and a likelihood is an estimate. For dense algebra, exact at "
+            f"the cost of {size} x {size} numbers: gpytorch.settings.max_cholesky_size({size}).",
             AccuracyWarning,
             stacklevel=2,
         )
@@ -264,6 +272,10 @@ class Submatrix(MatrixFreeLinearOperator):
     @property
     def _principal(self) -> bool:
         return torch.equal(*self.nodes)
+
+    @property
+    def dense_up_to(self) -> int:  # type: ignore[override]
+        return getattr(self.base, "dense_up_to", 0)
 
     @property
     def asymmetry(self) -> str | None:
