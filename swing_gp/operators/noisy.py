@@ -71,6 +71,8 @@ class Solvable(Indexed):
             estimates = 2 * factor.diagonal().log().sum(-1, keepdim=True)
         else:
             terms, estimates = self._iterated(columns, num_probes() if logdet else 0)
+            if logdet and (solver := self.structured_solver()) is not None:
+                solver.warn_of_error(estimates)
         if inv_quad_rhs is not None and inv_quad_rhs.dim() > 2:
             terms = terms.reshape(*inv_quad_rhs.shape[:-2], inv_quad_rhs.shape[-1])
         terms = (terms.sum(-1) if reduce_inv_quad else terms).to(self.dtype)

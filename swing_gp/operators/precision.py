@@ -104,6 +104,13 @@ class PrecisionLinearOperator(MatrixFreeLinearOperator):
         a, b = self.linear.detach()
         return torch.allclose(self.inverse.rest(x), (a + b * x).pow(self.inverse.order - self.inverse.whole), rtol=1e-8)
 
+    @property
+    def pattern(self) -> object:
+        """Which nodes are linked: the same object as long as the graph is."""
+        found = self.adjacency.features.sparse_weights()
+        assert found is not None
+        return found[0]
+
     def extension(self) -> Tensor:
         """How the kernel goes on off the graph: :func:`~swing_gp.operators.sites.extension_coefficients`."""
         return extension_coefficients(self.inverse, self.interval, self.adjacency.features.weighs_any_pair)

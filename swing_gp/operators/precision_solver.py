@@ -26,6 +26,7 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
+from swing_gp.features.landmarks import AccuracyWarning
 from swing_gp.linalg.conjugate_gradients import ConvergenceWarning, Iterations, conjugate_gradients
 from swing_gp.linalg.gram import frozen_signs
 from swing_gp.linalg.multigrid import Multigrid
@@ -38,6 +39,7 @@ from swing_gp.operators.regimes import DENSE, MOST_DENSE
 from swing_gp.operators.sites import Sites
 from swing_gp.series.base import Series
 from swing_gp.utils.copies import WithoutCaches
+from swing_gp.utils.once import Once
 
 # Relative errors: of solves, and of samples, which are a few; what a second solve may be asked for where digits cancel.
 SOLVE_TOL, SAMPLE_TOL, LEAST_SHARE = 1e-9, 1e-6, 1e-6
@@ -46,6 +48,9 @@ MAX_STEPS = 1000
 VARIANCE_SAMPLES = 32
 # Entries of sparse factors up to which log-determinants come from them.
 MOST_FILL = 4e7
+# Standard error of a log-determinant, in nats, from which on it may change what a likelihood is compared for.
+VISIBLE_LOGDET = 0.5
+LOGDETS_TOLD = Once()
 # Steps and residual of the Lanczos quadrature of log-determinants.
 LANCZOS_STEPS, LANCZOS_TOL = 80, 1e-5
 
@@ -54,16 +59,19 @@ class NoisyPrecision(WithoutCaches):
     r"""A field on the nodes with precision Q, times a ``scale``, and noisy observations of it.
 
     :param scale: c: the covariance of the observations is :math:`c\,(L K L^\top + T)`.
+    :param graph: what stays the same while parameters are learnt.
     """
 
-    def __init__(self, precision: PrecisionMatrix, observations: AtNodes | AtSites, scale: float = 1.0) -> None:
-        self.precision, self.observations, self.scale = precision, observations, scale
+    def __init__(
+        self, precision: PrecisionMatrix, observations: AtNodes | AtSites, scale: float = 1.0, graph: object = None
+    ) -> None:
+        self.precision, self.observations, self.scale, self.graph = precision, observations, scale, graph
 
     @classmethod
     def at_nodes(cls, precision: PrecisionLinearOperator, nodes: Tensor, noise: Tensor, scale: float = 1.0) -> NoisyPrecision:
         """From the ids of observed nodes, (n,), and the noise of the observations."""
         numbers = precision.numbers
-        return cls(numbers, AtNodes(nodes, noise.double() / scale, numbers.size), scale)
+        return cls(numbers, AtNodes(nodes, noise.double() / scale, numbers.size), scale, precision.pattern)
 
     @cached_property
     def _information(self) -> Tensor:  # (N, 1), renumbered
@@ -191,6 +199,18 @@ class NoisyPrecision(WithoutCaches):
 
     # Log-determinants
 
+    def warn_of_error(self, terms: Tensor) -> None:
+        """Say once of every graph that a likelihood with these estimates of a log-determinant is uncertain."""
+        error = float(terms.detach().std()) / len(terms) ** 0.5 if len(terms) > 1 else 0.0
+        if error > VISIBLE_LOGDET and LOGDETS_TOLD.first(self.graph):
+            warnings.warn(
+                f"The log-determinant, and so the likelihood, is an estimate with a standard error of {error:.2g} "
+                "(logdet_with_error says it anywhere). For an exact one take a whole nu; for a smaller error raise "
+                "gpytorch.settings.num_trace_samples.",
+                AccuracyWarning,
+                stacklevel=4,
+            )
+
     def logdet_terms(self, probes: int) -> Tensor:  # (probes,), float64
         """Estimates of the log-determinant of the covariance of the observations, one a probe; all equal where exact."""
         number = len(self.observations.noise)
@@ -294,7 +314,7 @@ def covariance_solver(
     if bool((inputs.nodes >= 0).all()):
         return NoisyPrecision.at_nodes(precision, inputs.nodes, noise, scale)
     observations = AtSites(sites_of(precision, block), noise / scale, series.coefficients(2).detach())
-    return NoisyPrecision(precision.numbers, observations, scale)
+    return NoisyPrecision(precision.numbers, observations, scale, precision.pattern)
 
 
 @torch.no_grad()
