@@ -173,12 +173,16 @@ def layers():
 
 
 def imports(path):
-    """The modules of swing_gp that a module imports when it is imported."""
-    for node in ast.parse(path.read_text()).body:
+    """The modules of swing_gp that a module imports, at its top or in a function: a late import is a dependency too.
+
+    The version is free: the package itself loads nothing.
+    """
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "swing_gp":
             for alias in node.names:
                 name = f"{node.module}.{alias.name}"
-                yield name if name in MODULES else node.module
+                if name != "swing_gp.__version__":
+                    yield name if name in MODULES else node.module
         elif isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "swing_gp")
 
@@ -189,6 +193,17 @@ def test_folders_are_the_layers():
     assert len(list(package.glob("*.py"))) <= 6
     for path in package.rglob("*.py"):
         assert len(path.read_text().splitlines()) <= 400, f"{path} has a second idea in it"
+
+
+def test_imports_in_functions_count(tmp_path):
+    path = tmp_path / "module.py"
+    path.write_text(
+        "from swing_gp import __version__\n"
+        "if __version__:\n    from swing_gp.models import regressor\n"
+        "def f():\n    import swing_gp.gp.cache\n    from swing_gp.graphs.edges import Gaussian\n"
+        "    from swing_gp import Walks\n"
+    )
+    assert sorted(imports(path)) == ["swing_gp", "swing_gp.gp.cache", "swing_gp.graphs.edges", "swing_gp.models.regressor"]
 
 
 def test_imports_follow_the_layers():

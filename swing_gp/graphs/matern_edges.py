@@ -39,7 +39,7 @@ from swing_gp.linalg.ensembles import gaussian_ensemble
 
 
 class Matern12(Laplace):
-    r""":math:`f(z) = \exp(-|z/\ell|)`: :class:`~swing_gp.Laplace` under the name that it has among covariances."""
+    r""":math:`f(z) = \exp(-|z/\ell|)`: :class:`~swing_gp.graphs.edges.Laplace` under the name that it has among covariances."""
 
 
 class _Matern(EdgeFunction):

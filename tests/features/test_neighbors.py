@@ -16,7 +16,6 @@ from swing_gp import (
     FourierGrid,
     Gaussian,
     ImplicitGraph,
-    Laplace,
     LogMatern,
     Matern,
     NeighborFeatures,
@@ -27,6 +26,7 @@ from swing_gp import (
     Walks,
     graph_kernel,
 )
+from swing_gp.graphs.edges import Laplace
 from swing_gp.linalg import sparse
 from swing_gp.linalg.sparse import SparsePattern
 from swing_gp.operators.polynomial_kernel import polynomial_kernel

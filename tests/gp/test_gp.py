@@ -25,15 +25,15 @@ from swing_gp import (
     ImplicitGraph,
     InverseCosineKernel,
     LandmarkFeatures,
-    Laplace,
-    LowRankPlusDiagonal,
     MaternGraphKernel,
     RandomWalkKernel,
     RegularizedLaplacianKernel,
     Walks,
     graph_kernel,
 )
+from swing_gp.graphs.edges import Laplace
 from swing_gp.operators.low_rank_covariance import LowRankPlusGroups
+from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 
 NODES = cloud(150, 2)
 NOISE = 0.04

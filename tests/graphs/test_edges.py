@@ -6,7 +6,8 @@ import scipy.integrate
 import torch
 from oracles import cloud
 
-from swing_gp import Diffusion, Gaussian, ImplicitGraph, Laplace, Matern12, Matern32, Matern52, Walks, graph_kernel
+from swing_gp import Diffusion, Gaussian, ImplicitGraph, Matern12, Matern32, Matern52, Walks, graph_kernel
+from swing_gp.graphs.edges import Laplace
 from swing_gp.linalg.ensembles import ENSEMBLES, gaussian_ensemble, simplex_directions
 
 ARD = torch.tensor([0.5, 0.9])
