@@ -38,9 +38,10 @@ def test_words_of_options_are_those_of_the_library():
 def test_idle_threads_are_told_to_sleep_before_torch_is_loaded(given, expected):
     # Stand-ins for the two modules that load torch.
     code = """
-import os, sys, types
-sys.modules["swing_gp.parallel"] = types.SimpleNamespace(ShardError=RuntimeError)
-sys.modules["swing_gp.cli.fill"] = types.SimpleNamespace(run=lambda _: print("torch" in sys.modules, os.environ["OMP_WAIT_POLICY"]))
+import os, sys
+from types import SimpleNamespace as Module
+sys.modules["swing_gp.parallel"] = Module(ShardError=RuntimeError)
+sys.modules["swing_gp.cli.fill"] = Module(run=lambda _: print("torch" in sys.modules, os.environ["OMP_WAIT_POLICY"]))
 from swing_gp.cli.main import main
 main(["fill", "field.csv", "--out", "out"])
 """
