@@ -3,14 +3,12 @@
 import ast
 import doctest
 import importlib
-import os
 import pkgutil
 import re
-import subprocess
-import sys
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import apart
 import pytest
 
 import swing_gp
@@ -65,12 +63,7 @@ def test_markdown_examples_run(page, block, capsys, tmp_path, monkeypatch):
 
 def run_apart(block, folder):
     """In a process of its own: importing BoTorch changes global settings of linear_operator."""
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    command = [sys.executable, "-c", block]
-    environment = os.environ | {"PYTHONPATH": path}
-    result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, env=environment)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout
+    assert apart.run(f"import os\nos.chdir({str(folder)!r})\n{block}", "botorch", "pytest")
 
 
 def test_pages_that_promise_examples_have_them():
