@@ -8,7 +8,7 @@ LOWEST := .venv-lowest
 CPU_BUILD_ONLY := --deselect tests/models/test_interpolation.py::test_memory_is_linear \
 	--deselect tests/parallel/test_streaming.py::test_features_are_not_stored
 # Tests are many and small: one thread in each of several processes beats several threads in one.
-PARALLEL := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4
+PARALLEL := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 .PHONY: demo check test test-slow test-lowest mutants lint notebooks docs dist benchmarks clean
 

@@ -45,7 +45,7 @@ FAINT = 0.1
 
 
 class KNNGraph(SparseGraph):
-    """The graph of the k nearest neighbours. Made by :func:`knn_graph`.
+    """The graph of the k nearest neighbours. Made by :func:`~swing_gp.knn_graph`.
 
     :ivar k: the number of neighbours.
     :ivar scales: squares of :math:`s`, :math:`r_{\\lceil k/2 \\rceil}` and :math:`r_{k+1}` of the nodes, (3, N).

@@ -133,7 +133,7 @@ def vertex_normals(mesh: Mesh, weighting: str = "angle") -> VertexNormals:
 def load_mesh(path: str | os.PathLike) -> Mesh:
     """Read a mesh from an STL, PLY, OBJ or OFF file, or from an NPZ file with ``vertices`` and ``faces``.
 
-    Repeated vertices are merged (:meth:`Mesh.welded`).
+    Repeated vertices are merged (:meth:`~swing_gp.io.meshes.Mesh.welded`).
     """
     path = Path(path)
     suffix = path.suffix.lower()
