@@ -22,6 +22,7 @@ from torch import Tensor
 
 from swing_gp.graphs.edges import EdgeFunction
 from swing_gp.graphs.graph import Graph
+from swing_gp.graphs.implicit import ImplicitGraph
 from swing_gp.linalg.gram import cross_gram, gram
 from swing_gp.linalg.sparse import SparsePattern
 from swing_gp.utils.copies import WithoutCaches
@@ -53,6 +54,7 @@ class FeatureMap(WithoutCaches, ABC):
     :cvar remedy: advice if the error of the map exceeds the degree of a node.
     """
 
+    graph: Any  # subclasses have the type
     shardable = False
     room = math.inf
     bounded = False
@@ -60,7 +62,7 @@ class FeatureMap(WithoutCaches, ABC):
     sparse = False
     remedy = "a smaller tol, or features='neighbors' or 'landmarks'"
 
-    def __init__(self, graph: Any) -> None:
+    def __init__(self, graph: Graph) -> None:
         if not self.shardable:
             graph.shards.refuse(f"A map of {type(self).__name__}", "use features='landmarks' or 'fourier'")
         self.graph = graph
@@ -188,7 +190,7 @@ class FeatureMap(WithoutCaches, ABC):
         return 0.0
 
     def valid_for(self, graph: Graph) -> bool:
-        """Check if the map may be bound to a graph: its lengthscale differs by at most the factor :attr:`room`."""
+        """Check if the map may be bound to a graph: its lengthscale differs by at most the factor ``room``."""
         pairs = zip(graph.parameters(), self._reference_parameters, strict=True)
         changes = [float((now.detach().double() / then.double()).log().abs().max()) for now, then in pairs]
         return max(changes, default=0.0) <= math.log(self.room) + 1e-6
@@ -227,6 +229,8 @@ class NodeFeatures(FeatureMap):
 
 class DenseFeatures(FeatureMap):
     r"""A symmetric map given by an explicit matrix of features, :math:`f(x - y) \approx \phi(x)^\top \phi(y)`."""
+
+    graph: ImplicitGraph
 
     @property
     def form(self) -> str:

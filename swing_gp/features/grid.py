@@ -115,6 +115,7 @@ class FourierGrid(FeatureMap):
     :param margin: the distance beyond the box of the nodes, in lengthscales, that inputs may have.
     """
 
+    graph: ImplicitGraph
     bounded = True
     form = "modes"
 

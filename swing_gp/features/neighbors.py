@@ -53,6 +53,7 @@ class NeighborFeatures(NodeFeatures):
     :param room: the list is valid for lengthscales up to this factor shorter or longer.
     """
 
+    graph: ImplicitGraph
     sparse = True
 
     def __init__(self, graph: ImplicitGraph, tol: float = 1e-6, *, cutoff: float | None = None, room: float = 1.0) -> None:

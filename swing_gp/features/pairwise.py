@@ -14,7 +14,7 @@ from torch import Tensor
 
 from swing_gp.features.base import NodeFeatures
 from swing_gp.graphs.edges import EdgeFunction
-from swing_gp.graphs.implicit import recomputed
+from swing_gp.graphs.implicit import ImplicitGraph, recomputed
 from swing_gp.linalg.chunks import row_chunks
 
 # Nodes of the largest graph whose weights are stored as one block: 32 MB in float64.
@@ -23,6 +23,8 @@ ONE_BLOCK = 2000
 
 class PairwiseFeatures(NodeFeatures):
     """Exact weights, computed block by block and, above 2,000 nodes, never stored, not even for the backward pass."""
+
+    graph: ImplicitGraph
 
     @property
     def known_error(self) -> float:

@@ -96,7 +96,7 @@ class PositiveFeatures(DenseFeatures):
             variance = nodes.new_ones(())
             if self.proposal == "isotropic":
                 median = nodes.norm(dim=-1).median()
-                # By default the centres omega/2 have the variance of the points plus that of a bump.
+                # The default: the centres omega/2 have the variance of the points plus that of a bump.
                 variance = 1 + 4 * median.square() / dim if self.importance is None else self.importance * median
                 if not float(variance.detach()) > 0:
                     raise ValueError("proposal='isotropic' needs points that differ; use proposal='plain' or 'data'.")

@@ -104,7 +104,7 @@ class EdgeFunction(ABC):
 
     @abstractmethod
     def band(self, eps: float, dim: int) -> float:
-        """Frequency, in inverse lengthscales, above which lies the share ``eps``^2 of the integral of S^2 over R^dim.
+        """Frequency, in inverse lengthscales, above which lies the share eps^2 of the integral of S^2 over R^dim.
 
         By Parseval, omitting these frequencies is a relative root-mean-square error of ``eps``.
         """

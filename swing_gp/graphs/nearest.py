@@ -9,7 +9,7 @@ Let :math:`r_m(x)` be the distance of x to its m-th nearest node. The very neare
 The exponential is self-tuning (Zelnik-Manor & Perona, 2004). :math:`\tau_x` is one up to the median neighbour of x and falls to
 zero at its (k+1)-th, so that weights are continuous as x moves. Two points are linked if either is among the neighbours of
 the other. The formula holds for every x in space: a point that moves to a node gets the weights of that node, the self-loop
- :math:`w(x, x) = 1` included.
+:math:`w(x, x) = 1` included.
 
 >>> points = torch.rand(100, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 >>> graph = knn_graph(points, k=5)

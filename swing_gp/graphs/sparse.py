@@ -10,11 +10,12 @@ r"""Sparse graphs: weighted graphs given by their adjacency matrices.
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 import scipy.sparse
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from swing_gp.graphs.graph import Graph
@@ -23,6 +24,8 @@ from swing_gp.utils.validation import check_count
 
 # Largest difference of w_ij and w_ji, relative to the largest weight, in a symmetric matrix: ten roundings of float32.
 ASYMMETRY = 1e-6
+
+SparseMatrix: TypeAlias = scipy.sparse.sparray | scipy.sparse.spmatrix | Tensor
 
 
 class SparseGraph(Graph):
@@ -40,7 +43,9 @@ class SparseGraph(Graph):
     graph: inputs must be nodes.
     """
 
-    def __init__(self, adjacency: Any, *, points: Tensor | None = None, normalization: str | None = "symmetric") -> None:
+    def __init__(
+        self, adjacency: SparseMatrix, *, points: Tensor | None = None, normalization: str | None = "symmetric"
+    ) -> None:
         self._set_normalization(normalization, 0.0)
         self.pattern, self.weights = _symmetric(*_entries(adjacency))
         self.points = _checked_points(points, self.weights, self.pattern.shape[0])
@@ -48,8 +53,8 @@ class SparseGraph(Graph):
     @classmethod
     def from_edges(
         cls,
-        edge_index: Any,
-        weights: Any = None,
+        edge_index: Tensor | ArrayLike,
+        weights: Tensor | ArrayLike | None = None,
         num_nodes: int | None = None,
         *,
         points: Tensor | None = None,
@@ -130,7 +135,7 @@ class SparseGraph(Graph):
         return other
 
 
-def _entries(adjacency: Any) -> tuple[SparsePattern, Tensor]:
+def _entries(adjacency: SparseMatrix) -> tuple[SparsePattern, Tensor]:
     """Pattern and entries of a matrix, in the order of a canonical CSR array."""
     if scipy.sparse.issparse(adjacency):
         if adjacency.ndim != 2:
