@@ -1,4 +1,4 @@
-"""The words of the package: first lines of docstrings, names of classes, and types at borders."""
+"""The words of the package: first lines of docstrings, names of classes and constants, and types at borders."""
 
 import ast
 import re
@@ -75,6 +75,22 @@ def test_names_of_classes_are_unique():
     assert {name for name, count in Counter(classes).items() if count > 1} <= DUPLICATES
 
 
+def constants(tree):
+    """Names in capitals that a module assigns, alone or in a tuple."""
+    for node in tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        for target in targets:
+            for name in target.elts if isinstance(target, ast.Tuple) else [target]:
+                if isinstance(name, ast.Name) and re.fullmatch(r"[A-Z][A-Z0-9_]+", name.id):
+                    yield name.id
+
+
+def test_names_of_constants_are_unique():
+    modules = [(constant, name) for name, tree in MODULES.items() for constant in constants(tree)]
+    count = Counter(constant for constant, _ in modules)
+    assert [pair for pair in modules if count[pair[0]] > 1 and not pair[1].startswith(EXEMPT)] == []
+
+
 def test_borders_have_types():
     counts = {name: sum(mentions_any(annotation) for _, annotation in borders(tree)) for name, tree in MODULES.items()}
     total = sum(counts.values())
@@ -89,3 +105,4 @@ def test_the_walk_finds_what_it_looks_for():
     )
     assert forbidden_first_lines(tree) == ["f: Of x."]
     assert [name for name, annotation in borders(tree) if mentions_any(annotation)] == ["f(x)", "f"]
+    assert list(constants(ast.parse("A, LEAST = 1, 2\nMOST: int = 3\nname = 4"))) == ["LEAST", "MOST"]
