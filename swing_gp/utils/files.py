@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Atomic writes: a file appears complete or not at all."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from pathlib import Path
 
 @contextmanager
 def whole_file(path: str | os.PathLike) -> Iterator[Path]:
-    """Give a temporary path beside the target and rename it at the end, so that nobody ever sees half a file.
+    """Yield a temporary path beside the target, and rename it to the target at the end. An error removes it.
+
+    :param path: the target, which is replaced if it exists.
 
     >>> import tempfile
     >>> target = Path(tempfile.mkdtemp()) / "numbers.txt"
