@@ -45,7 +45,7 @@ NOISES_OF_MATERN = (1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0)
 EIGENPAIRS, MOST_EXTENDED = 60, 20_000
 # Settings that a search in wide gaps may try for one smoothness, and one that refines.
 SOLVES, REFINED = 10, 16
-# Known values of a part for each coefficient of a linear trend: with fewer, estimating it anew makes scores of parts much worse.
+# Known values of a part for each coefficient of a linear trend: with fewer, estimating it anew makes scores far worse.
 PER_COEFFICIENT = 5
 # How level the powers on both sides must be for the one between to be tried.
 CLOSE = 1.03
