@@ -62,7 +62,7 @@ MUTANTS = [
     Mutant("half = (dim + 1) / 2", "half = (dim + 2) / 2", "graphs/test_edges.py", "spectral_density and Laplace"),
     Mutant("Gaussian(self.lengthscale * math.sqrt(temperature))", "Gaussian(self.lengthscale * temperature)",
            "graphs/test_edges.py", "tempering"),
-    Mutant("LARGEST_HALF = 5e3", "LARGEST_HALF = 5e9", "graphs/test_edges.py", "far_from_the_origin"),
+    Mutant("LARGEST_HALF = 5e3", "LARGEST_HALF = 5e9", "graphs/test_edges.py", "expanded_squares"),
     Mutant("scaled.square().sum(-1) / twice).pow(-power)", "scaled.square().sum(-1) / twice).pow(-self.nu)",
            "graphs/test_edges.py", "spectral_density and Matern32"),
     Mutant("share.square() * (3 - 2 * share)", "share", "graphs/test_nearest.py"),

@@ -307,6 +307,7 @@ def test_a_users_own_edge_is_its_transform(dim):
 # The choice
 
 
+@pytest.mark.long
 def test_auto_takes_lists_grids_and_landmarks_each_where_it_is_right():
     for points, lengthscale, method in (
         (paper_cloud(5000), 1.0, "neighbors"),
