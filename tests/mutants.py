@@ -71,7 +71,7 @@ MUTANTS = [
            "return (-log_degree).exp(), torch.ones_like(log_density)",
            "graphs/test_density.py"),
     Mutant("1 + 1e-6 if self.softness == 0", "1 - 1e-6 if self.softness == 0",
-           "features/test_neighbors.py", "hard_balls and 2-l2"),
+           "features/test_neighbors.py", "on_their_edge"),
     # series
     Mutant("near = torch.exp(-time) * time * (1 + y / 2", "near = torch.exp(-time) * time * (1 + y / 3", "series"),
     Mutant("- torch.lgamma(order + 1) - time)", "- torch.lgamma(order + 1))", "series"),
