@@ -34,6 +34,7 @@ def run(*arguments):
 # Normals
 
 
+@pytest.mark.long
 def test_normals_from_end_to_end(ball, tmp_path):
     result = run("normals", ball, "--out", tmp_path / "out")
     assert result.returncode == 0, result.stderr
@@ -197,6 +198,7 @@ def test_a_kernel_without_a_score_is_reported(table, tmp_path, monkeypatch):
     assert [row["score"] for row in tried if row["chosen"]] == [None]
 
 
+@pytest.mark.long
 def test_regression_from_end_to_end(table, tmp_path):
     result = run("regress", table, "--x", "east,north", "--y", "height", "--steps", "30", "--out", tmp_path / "out")
     assert result.returncode == 0, result.stderr

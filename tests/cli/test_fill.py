@@ -19,6 +19,7 @@ def field(tmp_path):
     return path, truth, np.isnan(values)
 
 
+@pytest.mark.long
 def test_gaps_are_filled_and_the_rest_stays(field, tmp_path, capsys):
     path, truth, gap = field
     assert main(["fill", str(path), "--out", str(tmp_path / "out")]) == 0

@@ -89,6 +89,7 @@ def test_deviations_are_those_of_the_posterior(features):
     assert interpolate(graph, known, values[known, 0], series, noise=noise, features=features, **words).std.shape == (200,)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_points_alone_have_everything_chosen(dtype):
     points, known, values = (part.to(dtype) if part.is_floating_point() else part for part in problem(400, 100))

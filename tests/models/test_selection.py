@@ -127,6 +127,7 @@ def test_small_graphs_try_the_logarithmic_laplacian_and_large_ones_lists():
     assert all(isinstance(series, Diffusion) for _, series in large)
 
 
+@pytest.mark.long
 def test_parts_choose_as_the_whole_does():
     points, known, values = problem(WHOLE + 500, 400)
     values = values[:, :1]
