@@ -32,6 +32,7 @@ from swing_gp.gp import (
 from swing_gp.graphs.edge_families import Ball, SpectralEdge
 from swing_gp.graphs.edges import EdgeFunction, Gaussian, Laplace
 from swing_gp.graphs.implicit import ImplicitGraph
+from swing_gp.graphs.lattice import lattice_graph
 from swing_gp.graphs.matern_edges import Matern12, Matern32, Matern52
 from swing_gp.graphs.nearest import KNNGraph, knn_graph
 from swing_gp.graphs.sparse import SparseGraph
@@ -75,6 +76,6 @@ __all__ = [
     "PowerSeries", "PrecisionKernelLinearOperator", "RandomWalk", "RandomWalkKernel", "RegularizedLaplacian",
     "RegularizedLaplacianKernel", "Series", "SeriesLinearOperator", "Solution", "SparseFeatures", "SparseGraph",
     "SpectralEdge", "SpectralEmbedding", "StreamedGP", "StreamedKernel", "StreamedLandmarks", "SwingLinearOperator", "Walks",
-    "adjacency", "diffusion_coordinates", "graph_kernel", "grf_kernel", "interpolate", "knn_graph", "solve",
+    "adjacency", "diffusion_coordinates", "graph_kernel", "grf_kernel", "interpolate", "knn_graph", "lattice_graph", "solve",
     "spectral_embedding", "to_scipy",
 ]  # fmt: skip

@@ -39,8 +39,9 @@ from swing_gp.linalg.sparse_factor import LARGE, predicted_fill
 
 # Bytes of a factor and its selected inverse that are not exceeded unless asked for: a million cells of a lattice take half.
 MOST_BYTES = 8 * 2**30
-# Bytes for an entry of L: values of L and U and their copies by SciPy with row indices, and maps into the fronts.
-ENTRY_BYTES = 52
+# Bytes for an entry of L: L and U in SuperLU's storage and in SciPy's copies (16 and 24), maps into the fronts (12), and what
+# SuperLU allocates beyond them.
+ENTRY_BYTES = 64
 # Largest difference between the two triangles, as a share of the largest value: what float32 leaves.
 ASYMMETRY = 1e-6
 # Share of a diagonal entry, times the root of N, below which its pivot is nothing but rounding: Laplacians of lattices,
