@@ -6,7 +6,7 @@ With spacings :math:`h_i` along d axes, weights are those of difference stencils
 .. math:: w_2 = \frac{1}{6\, h_{\max}^2} \ \text{(8 and 18 neighbours)} , \qquad
           w_2 = \frac{1}{10\, h_{\max}^2} , \ w_3 = \frac{1}{30\, h_{\max}^2} \ \text{(26 neighbours)} ,
 
-and a step along axis i has what is left, :math:`w_i = 1/h_i^2 - 2 (d-1) w_2 - 4 w_3`, so that a random walk spreads equally fast
+and a step along axis i has what is left, :math:`w_i = 1/h_i^2 - 2 (d-1) w_2 - 4 w_3`, so that random walks spread equally fast
 in all directions. With equal spacings 8, 18 and 26 neighbours are isotropic to the fourth order (Patra & Karttunen, 2006).
 
 >>> graph = lattice_graph((3, 4))
