@@ -1,4 +1,4 @@
-"""Exact factors of sparse precision matrices: all marginal variances, log-determinants with gradients, solves, and their memory.
+"""Exact factors of sparse precision matrices: variances, log-determinants with gradients, solves, and their memory.
 
     python -m benchmarks.factor [--quick] [--out results/factor]
 
