@@ -30,17 +30,10 @@ from tqdm import tqdm
 from benchmarks.measuring import Clock, Row
 from benchmarks.reporting import markdown_table, table
 from benchmarks.runner import Run
-from swing_gp import (
-    Diffusion,
-    DiffusionKernel,
-    Gaussian,
-    ImplicitGraph,
-    StreamedGP,
-    StreamedKernel,
-    StreamedLandmarks,
-    graph_kernel,
-)
+from swing_gp import Diffusion, DiffusionKernel, Gaussian, ImplicitGraph, StreamedGP, graph_kernel
 from swing_gp.parallel import Shards, load_shard
+from swing_gp.parallel.streamed_landmarks import StreamedLandmarks
+from swing_gp.parallel.streaming import StreamedKernel
 from swing_gp.utils.memory import peak_gigabytes
 
 WORLDS = (1, 2, 4)

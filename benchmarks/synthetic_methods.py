@@ -14,7 +14,6 @@ from tqdm import tqdm
 from benchmarks.explicit import gaussian_list, normalized
 from swing_gp import (
     Diffusion,
-    FeatureMap,
     Gaussian,
     ImplicitGraph,
     LandmarkFeatures,
@@ -26,6 +25,7 @@ from swing_gp import (
     graph_kernel,
     grf_kernel,
 )
+from swing_gp.features.base import FeatureMap
 from swing_gp.operators.exact import exact_kernel_product
 
 __all__ = ["METHODS", "SERIES", "Choice", "Method", "Problem", "make_problems"]

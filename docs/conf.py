@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT))
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import swing_gp
-from swing_gp.cli.main import _parser
+from swing_gp.cli.arguments import command_parser
 
 project = "swing_gp"
 copyright = "the authors of swing_gp"
@@ -65,7 +65,7 @@ class CommandHelp(Directive):
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
-        parser = next(action for action in _parser()._actions if action.dest == "command").choices[self.arguments[0]]
+        parser = next(action for action in command_parser()._actions if action.dest == "command").choices[self.arguments[0]]
         text = parser.format_help()
         return [nodes.literal_block(text, text, language="text")]
 

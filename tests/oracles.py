@@ -11,7 +11,6 @@ from torch import Tensor
 from swing_gp import (
     Diffusion,
     InverseCosine,
-    KNNGraph,
     LogMatern,
     Matern,
     OneStep,
@@ -22,6 +21,7 @@ from swing_gp import (
     SparseGraph,
 )
 from swing_gp.graphs.graph import Graph
+from swing_gp.graphs.nearest import KNNGraph
 
 CLOSED_FORMS = {
     Diffusion: lambda s, x: torch.exp(s.time * (x - 1)),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import time
-from pathlib import Path
 
 import numpy as np
 
@@ -14,36 +13,6 @@ from swing_gp.io.pictures import field_picture, require_matplotlib
 from swing_gp.models.interpolation import interpolate
 from swing_gp.utils.files import whole_file
 from swing_gp.utils.memory import peak_gigabytes
-
-DESCRIPTION = """\
-Fill the gaps of a field on a lattice: a satellite image under clouds, a map with holes.
-
-Every cell is a node. The model is chosen by how well known cells are predicted that are held out the way gaps lie; the table
-says what was tried, and what the mean and the nearest known cell score.
-
-Writes into DIR:
-  filled.npz       the field without gaps, the standard deviations, which cells were known, x and y
-  filled.csv, std.csv  the same as matrices, if the field came as one
-  filled.png       before, after, and the standard deviation
-  report.json      settings, scores on held-out cells, times and memory
-"""
-EXAMPLES = """\
-examples:
-  swing-gp fill temperature.csv --out out
-  swing-gp fill scene.npz --variable ndvi --mean linear --out out
-
-exit codes: 0 done, 1 the field or the folder cannot be used, 2 wrong arguments
-"""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "field", type=Path, help="a CSV matrix with empty cells in gaps, or NPZ with a matrix that has NaN there"
-    )
-    parser.add_argument("--variable", metavar="NAME", help="the matrix of an NPZ file that has several")
-    parser.add_argument("--mean", choices=("constant", "linear"), default="constant", help="of the GP (%(default)s)")
-    parser.add_argument("--time-limit", type=float, metavar="SECONDS", help="begin to try no further family after this time")
-    parser.add_argument("--seed", type=int, default=0, help="of what is held out (%(default)s)")
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -7,12 +7,13 @@ import json
 import platform
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from swing_gp.models.comparison import Comparison
+from swing_gp import __version__
 from swing_gp.utils.files import whole_file
+
+if TYPE_CHECKING:
+    from swing_gp.models.comparison import Comparison
 
 
 class UsageError(Exception):
@@ -50,7 +51,7 @@ def print_table(table: Comparison) -> None:
 
 def save_report(path: Path, content: dict[str, Any]) -> None:
     """Write the report as JSON, whole or not at all, with the versions and threads it was made with."""
-    from swing_gp import __version__
+    import torch  # loaded by then; the parser of arguments shares this module and does without
 
     machine = {"python": platform.python_version(), "torch": torch.__version__, "threads": torch.get_num_threads()}
     text = json.dumps({**content, "swing_gp": __version__, **machine}, indent=1, allow_nan=False)

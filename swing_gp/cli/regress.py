@@ -5,62 +5,16 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 from scipy.linalg import norm
 from scipy.stats import norm as normal
 
 from swing_gp.cli.output import UsageError, check_options, prepare_folder, print_line, save_report
-from swing_gp.features.auto import NAMES
 from swing_gp.io.pictures import map_picture, regression_picture, require_matplotlib
 from swing_gp.io.tables import TableError, load_table, save_table
-from swing_gp.models.graph_gp import KERNELS
-from swing_gp.models.regressor import FAMILIES, GraphGPRegressor
+from swing_gp.models.regressor import GraphGPRegressor
 from swing_gp.utils.memory import peak_gigabytes
-
-DESCRIPTION = """\
-Gaussian process regression on a table. The kernel is chosen by held-out values among Matern kernels on the inputs, on inputs
-that a graph of all rows extends, and on the graph alone; what was tried is printed.
-
-Rows without a target are predicted; they are nodes of the graph. A share of the rows with a target is held out to score the
-predictions and the coverage of the intervals.
-
-Writes into DIR:
-  predictions.csv  for every row of the table: inputs, targets, use (train, held out, ...), mean and standard deviation
-  regression.png   predictions against held-out values, calibration, what was tried
-  map.png          where there are two inputs: predictions, their deviations, errors at held-out rows
-  report.json      scores, settings, times and memory
-  model.pt         the model, for GraphGPRegressor.load
-"""
-EXAMPLES = """\
-examples:
-  swing-gp regress sites.csv --x lon,lat,height --y gravity --out out
-  swing-gp regress plant.npz --x AT,V,AP,RH --y PE_MW --kernel log_matern --ard --steps 60 --out out
-
-exit codes: 0 done, 1 the table or the folder cannot be used, 2 wrong arguments
-"""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "table", type=Path, help="a CSV file (commas, semicolons or tabs) with names in its first line, or an NPZ file"
-    )
-    parser.add_argument("--x", required=True, metavar="A,B,C", help="the columns that are inputs")
-    parser.add_argument("--y", required=True, metavar="T", help="the column to predict; several (T,U) share one model")
-    parser.add_argument("--holdout", type=float, default=0.2, metavar="SHARE", help="share of targets held out (%(default)s)")
-    parser.add_argument("--kernel", choices=(*FAMILIES, *KERNELS), default="auto",
-                        help="the best on held-out values, a Matern kernel, or a graph kernel (%(default)s)")  # fmt: skip
-    parser.add_argument("--scaling", choices=("auto", "global", "columns"), default="auto",
-                        help="divide the inputs by one number, or each by its deviation (%(default)s)")  # fmt: skip
-    parser.add_argument("--graph", choices=("implicit", "knn"), default="implicit",
-                        help="of a graph kernel: Gaussian weights, or nearest neighbours (%(default)s)")  # fmt: skip
-    parser.add_argument("--features", choices=NAMES, default="landmarks",
-                        help="of a graph kernel: how the weights are computed (%(default)s)")  # fmt: skip
-    parser.add_argument("--num-features", type=int, metavar="N", help="of a graph kernel: how many landmarks (256)")
-    parser.add_argument("--ard", action="store_true", default=None, help="one lengthscale per column (where it is likelier)")
-    parser.add_argument("--steps", type=int, default=100, help="of training, at most (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the held-out rows and the landmarks (%(default)s)")
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -7,7 +7,6 @@ import os
 import sys
 import time
 from datetime import timedelta
-from pathlib import Path
 
 import gpytorch
 import torch
@@ -25,37 +24,6 @@ from swing_gp.utils.memory import peak_gigabytes
 START_NOISE = 0.1
 # Of the diagonal of W; a kernel on landmarks that leave out more is another kernel.
 LARGE_RESIDUAL = 0.01
-
-DESCRIPTION = """\
-The diffusion kernel on a cloud of any size, sharded over processes: a product with it, or GP regression.
-
-Start it under torchrun; every process maps its own rows into memory and writes its own part of the results. Points, values and
-targets are .npy files with one row a node, or folders of such files. Targets that are NaN are predicted.
-
-Writes into DIR, a folder of parts each, which are whole or absent:
-  product/          K v, with --values
-  mean/, deviation/ of the function at all nodes, with --targets
-  report.json       settings, residual of the landmarks, times, memory and bytes sent, of the first process
-"""
-EXAMPLES = """\
-examples:
-  torchrun --standalone --nproc-per-node 2 -m swing_gp sharded points.npy --values v.npy --lengthscale 0.3 --time 5 --out out
-  torchrun --standalone --nproc-per-node 4 -m swing_gp sharded parts/ --targets y.npy --lengthscale 0.3 --landmarks 99 --out out
-
-exit codes of a process: 0 done, 1 a file cannot be used or a process was lost, 2 wrong arguments; torchrun turns both into 1
-"""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("points", type=Path, help="the nodes: a .npy file of (N, d), or a folder of parts")
-    parser.add_argument("--values", type=Path, metavar="V", help="values to multiply the kernel with: (N,) or (N, k)")
-    parser.add_argument("--targets", type=Path, metavar="Y", help="targets to regress on, (N,); NaN where there is none")
-    parser.add_argument("--lengthscale", type=float, required=True, help="of the Gaussian weights; where training starts")
-    parser.add_argument("--time", type=float, default=5.0, help="of diffusion; where training starts (%(default)s)")
-    parser.add_argument("--landmarks", type=int, default=64, metavar="K", help="(%(default)s)")
-    parser.add_argument("--steps", type=int, default=50, help="of training (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the landmarks (%(default)s)")
-    parser.add_argument("--timeout", type=float, default=300, metavar="S", help="until a silent process is lost (%(default)s)")
 
 
 def run(arguments: argparse.Namespace) -> None:

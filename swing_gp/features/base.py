@@ -32,7 +32,7 @@ Map = TypeVar("Map", bound="FeatureMap")
 class Unsuitable(ValueError):
     """A map would be too large on this graph.
 
-    :ivar reason: the refusal in a few words, for :class:`~swing_gp.Choice`.
+    :ivar reason: the refusal in a few words, for :class:`~swing_gp.features.auto.Choice`.
     """
 
     def __init__(self, reason: str, detail: str) -> None:

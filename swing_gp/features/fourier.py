@@ -30,13 +30,10 @@ class FourierFeatures(DenseFeatures):
 
     shardable = True
 
-    def __init__(
-        self, graph: ImplicitGraph, num_features: int, *, generator: torch.Generator, ensemble: str = "orthogonal"
-    ) -> None:
+    def __init__(self, graph: ImplicitGraph, num_features: int, *, generator: torch.Generator) -> None:
         super().__init__(graph)
-        self.ensemble = ensemble
         number = (check_count("num_features", num_features) + 1) // 2
-        draws = graph.edge.sample_frequencies(number, graph.dim, generator=generator, ensemble=ensemble)
+        draws = graph.edge.sample_frequencies(number, graph.dim, generator=generator)
         self._frequencies = draws.to(graph.points)
 
     @property
@@ -45,7 +42,7 @@ class FourierFeatures(DenseFeatures):
 
     def redraw(self, edge: EdgeFunction, generator: torch.Generator) -> FourierFeatures:
         graph = self.graph.with_edge(edge)
-        return FourierFeatures(graph, self.num_features, generator=generator, ensemble=self.ensemble)
+        return FourierFeatures(graph, self.num_features, generator=generator)
 
     @cached_property
     def _center(self) -> Tensor:  # (d,)

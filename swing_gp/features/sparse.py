@@ -1,7 +1,7 @@
 r"""The map of a sparse graph: the identity and one sparse product, exact.
 
 Coefficients are values at the nodes, as of all maps with :math:`\phi_2(p_j) = e_j`, and :math:`\phi_1(x)` holds the weights of
-x to them: a row of W at a node, and elsewhere what the graph has there (:meth:`~swing_gp.KNNGraph.extension`).
+x to them: a row of W at a node, and elsewhere what the graph has there (:meth:`~swing_gp.graphs.nearest.KNNGraph.extension`).
 """
 
 from __future__ import annotations

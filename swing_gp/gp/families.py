@@ -24,7 +24,7 @@ class DiffusionKernel(GraphKernel):
 
     :param time: where t starts.
 
-    Everything else is as of :class:`GraphKernel`.
+    Everything else is as of :class:`~swing_gp.gp.graph_kernel.GraphKernel`.
     """
 
     time = constrained("time", "The diffusion time t.")

@@ -55,7 +55,7 @@ class ManifoldMaternKernel(Kernel):
     r"""A Matérn kernel on the coordinates and the diffusion coordinates of a graph.
 
     :param points: the nodes, (N, d), for a :func:`~swing_gp.knn_graph` of ten neighbours, a graph with points, or
-        :class:`~swing_gp.DiffusionCoordinates`, which kernels may share.
+        :class:`~swing_gp.operators.diffusion_coordinates.DiffusionCoordinates`, which kernels may share.
     :param nu: the smoothness: 0.5, 1.5 or 2.5.
     :param num: the number of eigenpairs.
     :param beta: where :math:`\beta` starts. Useful values lie between 0.01 and 10; its raw parameter is a logarithm.

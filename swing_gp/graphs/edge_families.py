@@ -124,7 +124,7 @@ class Ball(EdgeFunction):
         # Of a hard ball no pair may be missed that rounding puts inside; weights beyond are zero.
         return 1 + 1e-6 if self.softness == 0 else self.reach(eps)
 
-    def sample_frequencies(self, number: int, dim: int, *, generator: torch.Generator, ensemble: str = "orthogonal") -> Tensor:
+    def sample_frequencies(self, number: int, dim: int, *, generator: torch.Generator) -> Tensor:
         raise ValueError(
             f"{self!r} has a spectral density of both signs, which cannot be sampled; use features='grid' or 'neighbors'."
         )
@@ -255,7 +255,7 @@ class SpectralEdge(EdgeFunction):
         left = np.cumsum(share[::-1])[::-1] / share.sum()
         return float(distances[1:][np.flatnonzero(left > eps)[-1]])
 
-    def sample_frequencies(self, number: int, dim: int, *, generator: torch.Generator, ensemble: str = "orthogonal") -> Tensor:
+    def sample_frequencies(self, number: int, dim: int, *, generator: torch.Generator) -> Tensor:
         directions = torch.randn(number, dim, dtype=torch.float64, generator=generator, device=generator.device)
         uniform = torch.rand(number, dtype=torch.float64, generator=generator, device=generator.device).cpu().numpy()
         lengths = torch.from_numpy(np.interp(uniform, self._cdf, NODES)).to(directions)

@@ -114,7 +114,7 @@ class EdgeFunction(ABC):
         """The distance, in lengthscales, beyond which the share ``eps`` of the integral of f over R^dim is left."""
 
     @abstractmethod
-    def sample_frequencies(self, number: int, dim: int, *, generator: torch.Generator, ensemble: str = "orthogonal") -> Tensor:
+    def sample_frequencies(self, number: int, dim: int, *, generator: torch.Generator) -> Tensor:
         """Frequencies, (number, dim), drawn from the spectral density *at lengthscale one*, in float64.
 
         They meet points scaled by the lengthscale, so that gradients reach the lengthscale at fixed draws.
@@ -152,8 +152,8 @@ class Gaussian(EdgeFunction):
         constant = self._volume(frequency) / (2 * math.pi) ** (dim / 2)
         return constant * scaled.square().sum(-1).mul(-0.5).exp()
 
-    def sample_frequencies(self, number: int, dim: int, *, generator: torch.Generator, ensemble: str = "orthogonal") -> Tensor:
-        return gaussian_ensemble(number, dim, ensemble=ensemble, generator=generator)
+    def sample_frequencies(self, number: int, dim: int, *, generator: torch.Generator) -> Tensor:
+        return gaussian_ensemble(number, dim, ensemble="orthogonal", generator=generator)
 
     def reach(self, eps: float) -> float:
         return math.sqrt(2 * math.log(1 / eps))
@@ -184,9 +184,9 @@ class Laplace(EdgeFunction):
         constant = self._volume(frequency) * math.exp(math.lgamma(half) - half * math.log(math.pi))
         return constant * (1 + scaled.square().sum(-1)).pow(-half)
 
-    def sample_frequencies(self, number: int, dim: int, *, generator: torch.Generator, ensemble: str = "orthogonal") -> Tensor:
+    def sample_frequencies(self, number: int, dim: int, *, generator: torch.Generator) -> Tensor:
         # Multivariate Cauchy: a normal vector over an independent normal number.
-        normal = gaussian_ensemble(number, dim, ensemble=ensemble, generator=generator)
+        normal = gaussian_ensemble(number, dim, ensemble="orthogonal", generator=generator)
         divisor = torch.randn(number, 1, dtype=torch.float64, generator=generator, device=generator.device)
         return normal / divisor.abs().to(normal.device)
 

@@ -39,7 +39,7 @@ from swing_gp.linalg.ensembles import gaussian_ensemble
 
 
 class Matern12(Laplace):
-    r""":math:`f(z) = \exp(-|z/\ell|)`: :class:`~swing_gp.Laplace` under the name that it has among covariances."""
+    r""":math:`f(z) = \exp(-|z/\ell|)`: :class:`~swing_gp.graphs.edges.Laplace` under the name that it has among covariances."""
 
 
 class _Matern(EdgeFunction):
@@ -74,9 +74,9 @@ class _Matern(EdgeFunction):
         constant = math.exp(math.lgamma(power) - math.lgamma(self.nu) - dim / 2 * math.log(twice * math.pi))
         return constant * self._volume(frequency) * (1 + scaled.square().sum(-1) / twice).pow(-power)
 
-    def sample_frequencies(self, number: int, dim: int, *, generator: torch.Generator, ensemble: str = "orthogonal") -> Tensor:
+    def sample_frequencies(self, number: int, dim: int, *, generator: torch.Generator) -> Tensor:
         # Multivariate t: a normal vector over the root of the mean of 2 nu squares of normal numbers.
-        normal = gaussian_ensemble(number, dim, ensemble=ensemble, generator=generator)
+        normal = gaussian_ensemble(number, dim, ensemble="orthogonal", generator=generator)
         degrees = round(2 * self.nu)
         others = torch.randn(number, degrees, dtype=torch.float64, generator=generator, device=generator.device)
         return normal / others.square().mean(-1, keepdim=True).sqrt()

@@ -28,7 +28,6 @@ from functools import cached_property
 import numpy as np
 import scipy.sparse
 import scipy.spatial
-import sklearn.neighbors
 import torch
 from torch import Tensor
 
@@ -46,7 +45,7 @@ FAINT = 0.1
 
 
 class KNNGraph(SparseGraph):
-    """The graph of the k nearest neighbours. Made by :func:`knn_graph`.
+    """The graph of the k nearest neighbours. Made by :func:`~swing_gp.knn_graph`.
 
     :ivar k: the number of neighbours.
     :ivar scales: squares of :math:`s`, :math:`r_{\\lceil k/2 \\rceil}` and :math:`r_{k+1}` of the nodes, (3, N).
@@ -200,7 +199,9 @@ class _Index:
             return self.tree.query(queries, number, workers=-1)[1].reshape(len(queries), number)
         if len(queries) == 0:
             return np.empty((0, number), dtype=np.int64)
-        search = sklearn.neighbors.NearestNeighbors(n_neighbors=number, algorithm="brute").fit(self.points)
+        from sklearn.neighbors import NearestNeighbors  # takes a second to load, for many dimensions alone
+
+        search = NearestNeighbors(n_neighbors=number, algorithm="brute").fit(self.points)
         return search.kneighbors(queries, return_distance=False)
 
     def reaching(self, x: Tensor, radii: np.ndarray) -> scipy.sparse.csr_array:  # (n, d), (N,) -> (n, N)

@@ -130,10 +130,10 @@ def vertex_normals(mesh: Mesh, weighting: str = "angle") -> VertexNormals:
     return VertexNormals(normalize(np.where(valid[:, None], means, 0.0)), valid, int((~solid).sum()))
 
 
-def load_mesh(path: str | os.PathLike, *, weld: bool = True) -> Mesh:
+def load_mesh(path: str | os.PathLike) -> Mesh:
     """Read a mesh from an STL, PLY, OBJ or OFF file, or from an NPZ file with ``vertices`` and ``faces``.
 
-    :param weld: merge repeated vertices; see :meth:`Mesh.welded`.
+    Repeated vertices are merged (:meth:`~swing_gp.io.meshes.Mesh.welded`).
     """
     path = Path(path)
     suffix = path.suffix.lower()
@@ -154,8 +154,7 @@ def load_mesh(path: str | os.PathLike, *, weld: bool = True) -> Mesh:
         raise MeshError(f"{path}: cannot be read as {kind}; it is damaged or of another format ({error}).") from error
     if trimesh is not None and faces.size == 0:
         raise MeshError(f"{path}: no triangles found; the file is empty, damaged, holds points alone or is of another format.")
-    mesh = Mesh(vertices, faces, path.stem)
-    return mesh.welded() if weld else mesh
+    return Mesh(vertices, faces, path.stem).welded()
 
 
 def require_trimesh() -> Any:

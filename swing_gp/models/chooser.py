@@ -36,7 +36,7 @@ class Chooser(Generic[T]):
     :param points: where values are known, (n, d); without coordinates nothing is nearest.
     :param values: the known values, (n, k).
     :param splits: of their rows. Without any there are no trivial rows.
-    :param criterion: as of :class:`~swing_gp.Comparison`; ``"likelihood"`` is known of no trivial row.
+    :param criterion: as of :class:`~swing_gp.models.comparison.Comparison`; ``"likelihood"`` is known of no trivial row.
     :param unit: from a score to that of the table.
 
     >>> import torch

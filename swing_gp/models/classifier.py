@@ -73,8 +73,8 @@ class GraphGPClassifier(ClassifierMixin, BaseEstimator):
     :ivar nu\_: the smoothness.
     :ivar alpha\_: the parameter of the Dirichlet prior.
     :ivar log_likelihood\_: the log marginal likelihood of the labels that it was trained on.
-    :ivar selection\_: what was tried, a :class:`~swing_gp.Comparison`: kernel, scaling, nu and start, with the log posterior
-        density of the hyper-parameters per label.
+    :ivar selection\_: what was tried, a :class:`~swing_gp.models.comparison.Comparison`: kernel, scaling, nu and start, with
+        the log posterior density of the hyper-parameters per label.
 
     >>> import numpy as np
     >>> from sklearn.datasets import make_moons

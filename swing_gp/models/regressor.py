@@ -85,7 +85,7 @@ class GraphGPRegressor(RegressorMixin, BaseEstimator):
     :param random_state: a seed or a ``RandomState``, for samples of rows, folds and landmarks.
     :param progress: show progress bars; None for a terminal alone, and for what takes more than a few seconds.
 
-    :ivar selection\_: what was tried, a :class:`~swing_gp.Comparison`: family, settings, seconds, and the
+    :ivar selection\_: what was tried, a :class:`~swing_gp.models.comparison.Comparison`: family, settings, seconds, and the
         root-mean-square error on held-out values in units of the standard deviation of the targets.
     :ivar model\_: the chosen :class:`~swing_gp.models.matern_gp.MaternGP` or :class:`~swing_gp.models.graph_gp.GraphGP`, in
         standardised units; a list of them where targets have their own hyper-parameters.

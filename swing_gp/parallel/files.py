@@ -3,7 +3,9 @@
 .. code-block:: python
 
     import torch, torch.distributed as dist
-    from swing_gp import Diffusion, Gaussian, ImplicitGraph, StreamedKernel, StreamedLandmarks
+    from swing_gp import Diffusion, Gaussian, ImplicitGraph
+    from swing_gp.parallel.streamed_landmarks import StreamedLandmarks
+    from swing_gp.parallel.streaming import StreamedKernel
     from swing_gp.parallel import Shards, load_shard, save_part
 
     dist.init_process_group("gloo")  # torchrun --nproc-per-node 4 product.py

@@ -14,7 +14,10 @@ from swing_gp.linalg.chunks import row_chunks
 
 
 class StreamedLandmarks(LandmarkFeatures):
-    """:class:`LandmarkFeatures` in O(N + r^2) memory. Sums over the nodes are streamed, and there is nothing else of them."""
+    """:class:`~swing_gp.LandmarkFeatures` in O(N + r^2) memory.
+
+    Sums over the nodes are streamed, and there is nothing else of them.
+    """
 
     stored = False
 

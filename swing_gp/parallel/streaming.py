@@ -294,7 +294,7 @@ class StreamedGP(torch.nn.Module):
         return torch.cat(means), torch.cat(variances)
 
     def residual(self) -> float:
-        """What the landmarks of the predictions leave out: :meth:`StreamedKernel.residual`."""
+        """What the landmarks of the predictions leave out: :meth:`~swing_gp.parallel.streaming.StreamedKernel.residual`."""
         return self._conditioned().kernel.residual()
 
     def _conditioned(self) -> _Posterior:

@@ -7,16 +7,16 @@ from oracles import cloud, dense_adjacency, paper_cloud, relative
 
 from swing_gp import (
     AccuracyWarning,
-    FourierFeatures,
     FourierGrid,
     Gaussian,
     ImplicitGraph,
     LandmarkFeatures,
-    Laplace,
     NeighborFeatures,
     PairwiseFeatures,
     PositiveFeatures,
 )
+from swing_gp.features.fourier import FourierFeatures
+from swing_gp.graphs.edges import Laplace
 
 
 def generator(seed=0):

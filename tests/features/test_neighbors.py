@@ -16,7 +16,6 @@ from swing_gp import (
     FourierGrid,
     Gaussian,
     ImplicitGraph,
-    Laplace,
     LogMatern,
     Matern,
     NeighborFeatures,
@@ -27,6 +26,7 @@ from swing_gp import (
     Walks,
     graph_kernel,
 )
+from swing_gp.graphs.edges import Laplace
 from swing_gp.linalg import sparse
 from swing_gp.linalg.sparse import SparsePattern
 from swing_gp.operators.polynomial_kernel import polynomial_kernel
@@ -223,6 +223,11 @@ def test_hard_balls_are_the_exact_epsilon_graph(norm, dim):
     torch.testing.assert_close(features.evaluate(None, torch.eye(300, dtype=torch.float64)), adjacency)
     operator = graph_kernel(graph, RandomWalk(2), features="neighbors")
     assert relative(operator.to_dense(), dense_kernel(graph, RandomWalk(2))) < 1e-12
+
+
+@pytest.mark.parametrize(("norm", "dim"), [("l1", 2), ("linf", 3)])
+def test_walks_on_hard_balls(norm, dim):
+    graph = ImplicitGraph(cloud(300, dim), Ball(0.2, norm=norm))
     operator = graph_kernel(graph, Diffusion(1.0), features="neighbors", walks=Walks(200, temperature=0.02, sides=1))
     assert relative(operator.to_dense(), dense_kernel(graph, Diffusion(1.0))) < 0.1
 

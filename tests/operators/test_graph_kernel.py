@@ -14,13 +14,10 @@ from torch.utils._pytree import tree_iter
 from swing_gp import (
     Diffusion,
     DiffusionKernel,
-    FeatureKernelLinearOperator,
-    FourierFeatures,
     Gaussian,
     ImplicitGraph,
     InverseCosine,
     LandmarkFeatures,
-    Laplace,
     Matern,
     PairwiseFeatures,
     PositiveFeatures,
@@ -32,6 +29,9 @@ from swing_gp import (
     graph_kernel,
     to_scipy,
 )
+from swing_gp.features.fourier import FourierFeatures
+from swing_gp.graphs.edges import Laplace
+from swing_gp.operators.low_rank_kernel import FeatureKernelLinearOperator
 
 GRAPH = ImplicitGraph(cloud(40, 2), Gaussian(0.4))
 TIGHT = ImplicitGraph(cloud(40, 2), Gaussian(0.1))
