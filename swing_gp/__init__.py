@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from swing_gp.graphs.edge_families import Ball, SpectralEdge
     from swing_gp.graphs.edges import EdgeFunction, Gaussian
     from swing_gp.graphs.implicit import ImplicitGraph
-    from swing_gp.graphs.matern_edges import Matern12, Matern32, Matern52
     from swing_gp.graphs.lattice import lattice_graph
+    from swing_gp.graphs.matern_edges import Matern12, Matern32, Matern52
     from swing_gp.graphs.nearest import knn_graph
     from swing_gp.graphs.sparse import SparseGraph
     from swing_gp.linalg.conjugate_gradients import ConvergenceWarning

@@ -23,7 +23,7 @@ import scipy.sparse.linalg
 
 # Seconds that the selected inverse takes, about, for a batch of fronts, a front, an entry of it, and a multiplication in it.
 # Only their ratios matter: they decide how far supernodes are merged, and how fronts are batched.
-BATCH, FRONT, ENTRY, MULTIPLICATION = 1.5e-4, 1.5e-6, 4e-9, 2e-10
+BATCH_SECONDS, FRONT_SECONDS, ENTRY_SECONDS, MULTIPLICATION_SECONDS = 1.5e-4, 1.5e-6, 4e-9, 2e-10
 
 Number = TypeVar("Number", float, np.ndarray)
 
@@ -31,7 +31,7 @@ Number = TypeVar("Number", float, np.ndarray)
 def front_seconds(columns: Number, rows: Number) -> Number:
     """Seconds that a front of so many columns and rows below them takes."""
     size = columns + rows
-    return FRONT + ENTRY * size * size + MULTIPLICATION * columns * (rows * size + columns * columns)
+    return FRONT_SECONDS + ENTRY_SECONDS * size * size + MULTIPLICATION_SECONDS * columns * (rows * size + columns * columns)
 
 
 @dataclass(frozen=True)
@@ -130,6 +130,7 @@ def eliminate(matrix: scipy.sparse.csr_array, order: np.ndarray | None = None) -
     :param matrix: a CSR array, of which only the pattern counts.
     :param order: the nodes in the order of elimination; by default that of minimum degree.
     """
+    # Columns 0..N-1 are those of a factor in any order; they make fundamental supernodes, which are merged, and then numbered.
     factor, order = _generic_factor(matrix, order)
     counts = np.diff(factor.indptr)  # with the diagonal
     parent = _parents(factor)
@@ -188,7 +189,7 @@ def _generic_factor(matrix: scipy.sparse.csr_array, order: np.ndarray | None) ->
 
 
 def _fundamental(parent: np.ndarray, counts: np.ndarray) -> np.ndarray:  # (N,), (N,) -> (N,)
-    """The last column of the supernode of every column: chains of columns that have the same rows."""
+    """The last column of the fundamental supernode of every column: of a chain of columns that have the same rows."""
     size = len(parent)
     columns = np.arange(size)
     alike = columns[(parent < size) & (counts == np.append(counts, 0)[parent] + 1)]
@@ -205,7 +206,7 @@ def _merged(parent: np.ndarray, columns: np.ndarray, rows: np.ndarray) -> np.nda
     above, width, height = parent.tolist(), columns.tolist(), rows.tolist()
     depth = np.asarray(_depths(above))
     # Where a tree is narrow, a batch has few fronts to share its cost.
-    shared = (BATCH / np.bincount(depth))[depth].tolist()
+    shared = (BATCH_SECONDS / np.bincount(depth))[depth].tolist()
     into = list(range(len(above)))
     seconds = [0.0] * len(above)
     for child in range(len(above) - 1, -1, -1):

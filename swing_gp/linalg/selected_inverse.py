@@ -21,7 +21,7 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
-from swing_gp.linalg.elimination import BATCH, Fronts, front_seconds, ragged_ranges
+from swing_gp.linalg.elimination import BATCH_SECONDS, Fronts, front_seconds, ragged_ranges
 
 # Entries of the fronts of a batch: few enough to stay in the cache, many enough to make little of what a batch costs.
 BATCH_ENTRIES = 2**18
@@ -58,7 +58,7 @@ class _Batch:
 
 
 @dataclass(frozen=True)
-class Places:
+class FrontPlaces:
     """Where entries of a matrix are among the fronts, batch after batch.
 
     :ivar entry: indices of the entries, in the order of the batches.
@@ -75,7 +75,7 @@ class Places:
         return self.entry[part], self.place[part]
 
 
-class Selection:
+class InversePlan:
     """A plan of the pass from the roots down, for all factors with one pattern.
 
     :ivar bytes: memory that a pass takes, besides the factor and the results.
@@ -95,7 +95,7 @@ class Selection:
         two_depths = level_entries + np.append(level_entries[1:], 0)
         self.bytes = 8 * (int(two_depths.max()) + TEMPORARIES * largest)
 
-    def locate(self, high: np.ndarray, low: np.ndarray) -> tuple[Places, np.ndarray]:
+    def locate(self, high: np.ndarray, low: np.ndarray) -> tuple[FrontPlaces, np.ndarray]:
         """Find pairs of positions among the fronts.
 
         :param high: the later position of every pair, which may be the other one too.
@@ -107,13 +107,13 @@ class Selection:
         batch = batch[known]
         order = known[np.argsort(batch.astype(np.int16) if number < 2**15 else batch, kind="stable")]  # fast for short integers
         bounds = np.concatenate([[0], np.cumsum(np.bincount(batch, minlength=number))])
-        return Places(_compact(order), _compact(place[order]), bounds), np.flatnonzero(place < 0)
+        return FrontPlaces(_compact(order), _compact(place[order]), bounds), np.flatnonzero(place < 0)
 
-    def locate_factor(self, lower: scipy.sparse.csc_array) -> Places:
+    def locate_factor(self, lower: scipy.sparse.csc_array) -> FrontPlaces:
         """Find the entries of a factor, batch by batch."""
         found = [self._factor_places(batch.fronts, lower) for level in self._levels for batch in level]
         bounds = np.concatenate([[0], np.cumsum([len(entry) for entry, _ in found])])
-        return Places(np.concatenate([entry for entry, _ in found]), np.concatenate([place for _, place in found]), bounds)
+        return FrontPlaces(np.concatenate([entry for entry, _ in found]), np.concatenate([place for _, place in found]), bounds)
 
     def _factor_places(self, fronts: np.ndarray, lower: scipy.sparse.csc_array) -> tuple[np.ndarray, np.ndarray]:
         """The entries of a factor in some fronts of a batch, and their places.
@@ -154,10 +154,10 @@ class Selection:
 
     def inverse(
         self,
-        factor: Places,
+        factor: FrontPlaces,
         values: np.ndarray,  # of all entries of L
         pivots: np.ndarray,  # D, (N,)
-        wanted: Places,
+        wanted: FrontPlaces,
         count: int,
     ) -> Tensor:  # (count,)
         """The wanted entries of the inverse; the others of ``count`` are zero."""
@@ -256,7 +256,7 @@ def _groups(fronts: Fronts, members: np.ndarray) -> Iterator[np.ndarray]:
         group = groups.pop()
         columns, rows = fronts.num_columns[group], fronts.num_rows[group]
         together = len(group) * front_seconds(int(columns.max()), int(rows.max()))
-        best, cut = together - BATCH, None
+        best, cut = together - BATCH_SECONDS, None
         for sizes in (columns, rows):
             low, high = int(sizes.min()), int(sizes.max())
             small = sizes <= int((low * high) ** 0.5)

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from swing_gp.linalg.cholesky import NotPositiveDefiniteError
 from swing_gp.linalg.elimination import eliminate, grounded_laplacian, superlu
-from swing_gp.linalg.selected_inverse import Places, Selection
+from swing_gp.linalg.selected_inverse import FrontPlaces, InversePlan
 from swing_gp.linalg.sparse import SparsePattern
 from swing_gp.linalg.sparse_autograd import logdet, selected_inverse, solve
 from swing_gp.linalg.sparse_factor import LARGE, predicted_fill
@@ -43,12 +43,12 @@ MOST_BYTES = 8 * 2**30
 # SuperLU allocates beyond them.
 ENTRY_BYTES = 64
 # Largest difference between the two triangles, as a share of the largest value: what float32 leaves.
-ASYMMETRY = 1e-6
+TRIANGLE_GAP = 1e-6
 # Share of a diagonal entry, times the root of N, below which its pivot is nothing but rounding: Laplacians of lattices,
 # spheres and trees leave up to a tenth of that of their last one.
 SINGULAR = 64 * np.finfo(np.float64).eps
 # Columns of unit vectors that are solved for at a time.
-COLUMNS = 64
+UNIT_COLUMNS = 64
 
 
 class FactorTooLargeError(ValueError):
@@ -71,23 +71,23 @@ class FactorPattern:
         if pattern.shape[0] > 4 * LARGE:  # parts tell before the factor itself is made
             _refuse_large(ENTRY_BYTES * predicted_fill(grounded_laplacian(numbered)) / 2, max_bytes)
         self.fronts = eliminate(numbered, order)
-        self.bytes = ENTRY_BYTES * self.fronts.num_entries + self.selection.bytes
+        self.bytes = ENTRY_BYTES * self.fronts.num_entries + self.plan.bytes
         _refuse_large(self.bytes, max_bytes)
         permuted = scipy.sparse.csc_array(numbered)[:, self.fronts.order][self.fronts.order]
         permuted.sort_indices()
         self._permuted = permuted
-        self._known: tuple[np.ndarray, np.ndarray, Places] | None = None
+        self._known: tuple[np.ndarray, np.ndarray, FrontPlaces] | None = None
 
     @property
     def size(self) -> int:
         return self.pattern.shape[0]
 
     @cached_property
-    def selection(self) -> Selection:
-        return Selection(self.fronts)
+    def plan(self) -> InversePlan:
+        return InversePlan(self.fronts)
 
     @cached_property
-    def entries(self) -> Places:
+    def entries(self) -> FrontPlaces:
         """Places of the entries of the matrix among the fronts."""
         return self.locate(self.pattern.rows().numpy(), self.pattern.col.numpy())[0]
 
@@ -96,18 +96,18 @@ class FactorPattern:
         """Which entries are on the diagonal."""
         return torch.nonzero(self.pattern.rows() == self.pattern.col).squeeze(-1)
 
-    def locate(self, rows: np.ndarray, columns: np.ndarray) -> tuple[Places, np.ndarray]:
+    def locate(self, rows: np.ndarray, columns: np.ndarray) -> tuple[FrontPlaces, np.ndarray]:
         """Places of pairs of nodes among the fronts, and the indices of pairs that share none."""
         first, second = self.fronts.position[rows], self.fronts.position[columns]
-        return self.selection.locate(np.maximum(first, second), np.minimum(first, second))
+        return self.plan.locate(np.maximum(first, second), np.minimum(first, second))
 
-    def locate_factor(self, lower: scipy.sparse.csc_array) -> Places:
+    def locate_factor(self, lower: scipy.sparse.csc_array) -> FrontPlaces:
         """Places of the entries of a factor: those of the last one, unless zeros that SuperLU leaves out are elsewhere."""
         if self._known is not None:
             pointers, rows, places = self._known
             if np.array_equal(pointers, lower.indptr) and np.array_equal(rows, lower.indices):
                 return places
-        places = self.selection.locate_factor(lower)
+        places = self.plan.locate_factor(lower)
         self._known = lower.indptr, lower.indices, places
         return places
 
@@ -121,7 +121,7 @@ class FactorPattern:
         double = values.double()
         mirrored = double[self._flipped.to(values.device)]
         gap = float((double - mirrored).detach().abs().max())
-        if gap > ASYMMETRY * float(numbers.abs().max()):
+        if gap > TRIANGLE_GAP * float(numbers.abs().max()):
             raise ValueError(f"values must be those of a symmetric matrix, whose triangles agree; they differ by {gap:.3g}.")
         return 0.5 * (double + mirrored)
 
@@ -185,7 +185,8 @@ class SparseCholesky:
                 raise ValueError(f"{name} must be nodes from 0 to {self.pattern.size - 1}.")
         places, missing = self.pattern.locate(first, second)
         found = self._select(places, len(first)) if len(places.entry) else torch.zeros(len(first), dtype=torch.float64)
-        for part in np.array_split(np.unique(second[missing]), -(-len(missing) // COLUMNS) or 1):
+        distant = np.unique(second[missing])
+        for part in np.array_split(distant, -(-len(distant) // UNIT_COLUMNS) or 1):
             chosen = missing[np.isin(second[missing], part)]
             units = torch.zeros(self.pattern.size, len(part), dtype=torch.float64)
             units[torch.from_numpy(part), torch.arange(len(part))] = 1.0
@@ -212,10 +213,10 @@ class SparseCholesky:
     def _numbered(self, found: np.ndarray) -> Tensor:
         return torch.from_numpy(found[self.pattern.fronts.position])
 
-    def _select(self, wanted: Places, count: int) -> Tensor:
+    def _select(self, wanted: FrontPlaces, count: int) -> Tensor:
         lower = self._factors.L
         places = self.pattern.locate_factor(lower)
-        return self.pattern.selection.inverse(places, lower.data, self._pivots, wanted, count)
+        return self.pattern.plan.inverse(places, lower.data, self._pivots, wanted, count)
 
 
 def _checked_symmetry(pattern: SparsePattern) -> Tensor:

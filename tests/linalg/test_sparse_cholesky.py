@@ -275,9 +275,9 @@ def test_maps_are_made_once_for_a_pattern(monkeypatch):
     matrix = precision(lattice(20, 20), 0.1)
     factor = factorized(matrix)
     first = factor.inverse_diagonal()
-    for name in ("eliminate", "Selection"):
+    for name in ("eliminate", "InversePlan"):
         monkeypatch.setattr(sparse_cholesky, name, None)
-    monkeypatch.setattr(type(factor.pattern.selection), "locate_factor", None)
+    monkeypatch.setattr(type(factor.pattern.plan), "locate_factor", None)
     again = factor.pattern.factorize(torch.from_numpy(2 * matrix.data))
     torch.testing.assert_close(2 * again.inverse_diagonal(), first)
 
