@@ -70,6 +70,7 @@ benchmarks: $(READY)  ## every benchmark in its quick size, into results/
 	$(BIN)/python -m benchmarks.vit --quick
 	$(BIN)/python -m benchmarks.peers --quick
 	$(BIN)/python -m benchmarks.knn --quick
+	$(BIN)/python -m benchmarks.factor --quick
 	$(BIN)/python -m benchmarks.spatial --quick
 	$(BIN)/python -m benchmarks.distributed --quick
 

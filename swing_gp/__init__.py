@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from swing_gp.graphs.edge_families import Ball, SpectralEdge
     from swing_gp.graphs.edges import EdgeFunction, Gaussian
     from swing_gp.graphs.implicit import ImplicitGraph
+    from swing_gp.graphs.lattice import lattice_graph
     from swing_gp.graphs.matern_edges import Matern12, Matern32, Matern52
     from swing_gp.graphs.nearest import knn_graph
     from swing_gp.graphs.sparse import SparseGraph
@@ -67,7 +68,7 @@ __all__ = [
     "Matern52", "MaternGraphKernel", "ModelWarning", "NeighborFeatures", "OneStep", "OneStepKernel", "PairwiseFeatures",
     "PositiveFeatures", "PowerSeries", "RandomWalk", "RandomWalkKernel", "RegularizedLaplacian", "RegularizedLaplacianKernel",
     "Series", "SparseGraph", "SpectralEdge", "StreamedGP", "Walks", "adjacency", "diffusion_coordinates", "graph_kernel",
-    "grf_kernel", "interpolate", "knn_graph", "solve", "spectral_embedding", "to_scipy",
+    "grf_kernel", "interpolate", "knn_graph", "lattice_graph", "solve", "spectral_embedding", "to_scipy",
 ]  # fmt: skip
 
 # The same names as the imports above, which only type checkers read; tests/test_public_names.py compares the two.
@@ -84,6 +85,7 @@ _NAMES = {
     "swing_gp.graphs.edges": "EdgeFunction Gaussian",
     "swing_gp.graphs.implicit": "ImplicitGraph",
     "swing_gp.graphs.matern_edges": "Matern12 Matern32 Matern52",
+    "swing_gp.graphs.lattice": "lattice_graph",
     "swing_gp.graphs.nearest": "knn_graph",
     "swing_gp.graphs.sparse": "SparseGraph",
     "swing_gp.linalg.conjugate_gradients": "ConvergenceWarning",
