@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from swing_gp.utils.files import whole_file
+from swing_gp.utils.files import read_npz, read_text, whole_file
 
 TEXT, SEPARATORS = (".csv", ".tsv"), (",", ";", "\t")
 MISSING = ("", "NA", "N/A", "-")
@@ -64,8 +64,8 @@ def _is_number(cell: object) -> bool:
 
 
 def _read_csv(path: Path) -> list[tuple[str, np.ndarray]]:
+    separator = separator_of(text_of(path))
     try:
-        separator = separator_of(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # about an empty file, which is refused by the caller
             # Cells stay Python strings: with dtype=str, every cell would take the memory of the longest one.
@@ -83,18 +83,27 @@ def _read_csv(path: Path) -> list[tuple[str, np.ndarray]]:
     return columns
 
 
-def separator_of(path: Path) -> str:
-    """Of the first line that is not blank, what it has most of outside quotes."""
-    with path.open(encoding="utf-8-sig") as file:
-        line = next((line for line in file if line.strip()), "")
+def text_of(path: Path) -> str:
+    """Read a file of text, or say that it is none."""
+    try:
+        text = read_text(path)
+    except ValueError as error:
+        raise TableError(str(error)) from None
+    if "\0" in text:
+        raise TableError(f"{path}: this is no text in UTF-8 (it has bytes of zero); save it as UTF-8.")
+    return text
+
+
+def separator_of(text: str) -> str:
+    """Find what the first line that is not blank has most of outside quotes."""
+    line = next((line for line in text.splitlines() if line.strip()), "")
     outside = "".join(line.split('"')[::2])
     return max(SEPARATORS, key=outside.count)
 
 
 def _read_npz(path: Path) -> list[tuple[str, np.ndarray]]:
     try:
-        with np.load(path, allow_pickle=False) as content:
-            arrays = dict(content)
+        arrays = read_npz(path)
     except Exception as error:  # numpy and zipfile raise a dozen kinds for a damaged file
         raise TableError(f"{path}: cannot be read as NPZ; it is damaged or of another format ({error}).") from error
     given = {"X": arrays.pop("feature_names", None), "y": arrays.pop("target_name", None)}
@@ -104,9 +113,11 @@ def _read_npz(path: Path) -> list[tuple[str, np.ndarray]]:
             continue
         matrix = array[:, None] if array.ndim == 1 else array
         words = [name] if array.ndim == 1 else [f"{name}{i}" for i in range(matrix.shape[1])]
-        if given.get(name) is not None:
-            own = [word.strip() for entry in np.atleast_1d(given[name]) for word in str(entry).split(",")]
-            words = own if len(own) == matrix.shape[1] else words
+        if (labels := given.get(name)) is not None:
+            entries = [str(entry) for entry in np.atleast_1d(labels)]
+            if len(entries) != matrix.shape[1]:  # one text with all names
+                entries = [word for entry in entries for word in entry.split(",")]
+            words = [entry.strip() for entry in entries] if len(entries) == matrix.shape[1] else words
         columns += zip(words, matrix.T, strict=True)
     return columns
 
