@@ -38,6 +38,7 @@ from swing_gp.gp.trend import MEANS, trend_basis
 from swing_gp.graphs.edges import Gaussian
 from swing_gp.graphs.graph import Graph
 from swing_gp.graphs.implicit import ImplicitGraph
+from swing_gp.graphs.order import position_order
 from swing_gp.graphs.sparse import SparseGraph
 from swing_gp.models.comparison import ModelWarning
 from swing_gp.models.coordinates import CoordinatePosterior
@@ -327,4 +328,7 @@ def _checked(points: Tensor, known: Any, values: Any) -> tuple[Tensor, Tensor]:
         raise ValueError("known_values must be finite floats; leave nodes without a value out of known_idx.")
     if not bool(torch.isfinite(values.to(points.dtype)).all()):
         raise ValueError(f"known_values must be finite in the precision of the points, {points.dtype}; give float64 points.")
-    return known.long(), values.to(points.dtype)
+    known, values = known.long(), values.to(points.dtype)
+    # What is drawn from known values is drawn in the order of their positions; nodes without any are known by their ids.
+    order = position_order(points[known] if points.shape[1] else known, values)
+    return known[order], values[order]

@@ -21,6 +21,7 @@ from swing_gp.models.estimator import (
     SCALINGS,
     Inputs,
     checked_unlabeled,
+    in_order,
     load_content,
     plain,
     save_content,
@@ -139,8 +140,8 @@ class GraphGPRegressor(RegressorMixin, BaseEstimator):
         values are chosen like."""
         self._check_settings()
         self.__dict__.pop("model_", None)  # a fit that is refused below would leave it with the scales of other data
-        x, targets = self._checked(X, y)
-        more = None if X_unlabeled is None else checked_unlabeled(self, X_unlabeled)
+        x, targets = in_order(*self._checked(X, y))
+        more = None if X_unlabeled is None else in_order(checked_unlabeled(self, X_unlabeled))[0]
         warn_of_rounding("X", x, standards("X", x)[1])
         self.y_mean_, deviation, size = standards("y", targets)
         warn_of_rounding("y", targets, deviation)

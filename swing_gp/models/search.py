@@ -15,6 +15,7 @@ from torch import Tensor
 from swing_gp.gp.manifold import EDGES, neighbor_graph
 from swing_gp.graphs.graph import Graph
 from swing_gp.graphs.implicit import ImplicitGraph
+from swing_gp.graphs.order import position_order
 from swing_gp.models.candidates import KAPPAS, LARGE, NEIGHBORS, candidates, series_candidates
 from swing_gp.models.chooser import Chooser, Split
 from swing_gp.models.comparison import CRITERIA, Comparison, Row
@@ -99,10 +100,13 @@ class Search:
         seed: int,
         progress: bool | None,
     ) -> None:
-        self.nodes, self.known, self.rule, self.criterion, self.centered = nodes, known, rule, criterion, centered
+        self.nodes, self.rule, self.criterion, self.centered = nodes, rule, criterion, centered
         self.noises = None if noises is None else sorted(noises)
         self.points = nodes.points if isinstance(nodes, Graph) else nodes
         self.number, self.progress = len(self.points), progress
+        # Samples of known values are drawn by row.
+        order = position_order(self.points[known] if self.points.shape[1] else known, values)
+        self.known, values = known[order], values[order]
         # In units in which squares neither overflow nor vanish, and columns count alike.
         size = values.abs().max().double()
         self.unit = torch.where(size > 0, size, 1.0)
@@ -113,7 +117,7 @@ class Search:
         if len(known) < 2:
             raise ValueError("One known node is too few to choose settings by: give a graph, a series and noise.")
         # Grids of settings want eigenvalues: their regions stay small, however wide gaps are.
-        self.regions = regions_of(nodes, known, largest=WIDE if dense else LARGEST_PART, seed=seed)
+        self.regions = regions_of(nodes, self.known, largest=WIDE if dense else LARGEST_PART, seed=seed)
         self.wide = any(len(region.nodes) > WIDE for region in self.regions)
         splits = [
             Split(region.rows[region.kept(held)], region.rows[held], weights)
@@ -121,7 +125,7 @@ class Search:
             for held, weights in region.splits
         ]
         self.chooser: Chooser[Callable[[Comparison], Selection]]
-        self.chooser = Chooser(self.points[known], self.values, splits, criterion, self._in_units)
+        self.chooser = Chooser(self.points[self.known], self.values, splits, criterion, self._in_units)
         self.smoothness: dict[float, float] = {}
 
     def add(
