@@ -72,7 +72,7 @@ class Selection:
 
     @property
     def score(self) -> float:
-        """The RMSE or mean cosine of held-out values, or the log marginal likelihood per value."""
+        """The RMSE or mean cosine of held-out values, or the log marginal likelihood per value, of what was chosen."""
         return self.table.chosen.score
 
     @property
@@ -136,8 +136,10 @@ class Search:
         parts: Score | None,
         began: float,
         make: Callable[[Comparison], Selection],
+        expected: float = math.nan,
     ) -> None:
-        self.chooser.add(Row(family, settings, self._in_units(score), time.perf_counter() - began), parts, make)
+        row = Row(family, settings, self._in_units(score), time.perf_counter() - began, self._in_units(expected))
+        self.chooser.add(row, parts, make)
 
     def _in_units(self, score: float) -> float:
         if self.criterion == "cosine":
@@ -284,7 +286,7 @@ class Search:
         noises = self.noises or noises or (NOISES if self.number <= LARGE else NOISES_IF_LARGE)
         options: Sequence[float | None] = noises if self.rule == "gp" else (None,)
         nodes = self.nodes if graph is None else graph
-        position, option, score, parts = best_of_grid(
+        position, option, expected, parts = best_of_grid(
             nodes, self.regions, self.values, settings, options, rule=self.rule, criterion=self.criterion, offset=self.offset,
             normalization=normalization, wrap=lambda work: self._wrapped(work, family),
         )  # fmt: skip
@@ -296,7 +298,8 @@ class Search:
             chosen = ImplicitGraph(nodes, edge, normalization)
         described: dict[str, Any] = {"series": repr(series)} | ({} if edge is None else {"edge": repr(edge)})
         described |= {} if noise is None else {"noise": noise}
-        self.add(family, described, score, parts, began, lambda table: self._on_graph(chosen, series, noise, table))
+        score, make = expected if parts is None else parts.value, partial(self._on_graph, chosen, series, noise)
+        self.add(family, described, score, parts, began, make, expected)
 
     def _wrapped(self, work: list, description: str) -> Iterable:
         return progress_bar(work, f"choose: {description}", self.progress)
