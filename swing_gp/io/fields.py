@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from swing_gp.io.tables import MISSING, TEXT, TableError, separator_of
-from swing_gp.utils.files import whole_file
+from swing_gp.io.tables import MISSING, TEXT, TableError, separator_of, text_of
+from swing_gp.utils.files import read_npz, whole_file
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,10 @@ def save_matrix(path: str | os.PathLike, values: np.ndarray) -> None:
 
 
 def _from_csv(path: Path) -> np.ndarray:
-    separator = separator_of(path)
+    text = text_of(path)
+    separator = separator_of(text)
     rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), 1):
+    for number, line in enumerate(text.splitlines(), 1):
         if line.strip():
             rows.append(
                 [_cell(path, number, column, cell.strip(), separator) for column, cell in enumerate(line.split(separator), 1)]
@@ -96,8 +97,7 @@ def _cell(path: Path, row: int, column: int, cell: str, separator: str) -> float
 
 def _from_npz(path: Path, variable: str | None) -> tuple[str, np.ndarray, np.ndarray | None, np.ndarray | None]:
     try:
-        with np.load(path, allow_pickle=False) as content:
-            arrays = {name: array for name, array in content.items() if array.dtype.kind in "fiu"}
+        arrays = {name: array for name, array in read_npz(path).items() if array.dtype.kind in "fiu"}
     except Exception as error:  # numpy and zipfile raise many types for a damaged file
         raise TableError(f"{path}: cannot be read as NPZ; it is damaged or of another format ({error}).") from error
     fields = [name for name, array in arrays.items() if array.ndim == 2]

@@ -18,7 +18,7 @@ from types import ModuleType
 import numpy as np
 from sklearn.preprocessing import normalize
 
-from swing_gp.utils.files import whole_file
+from swing_gp.utils.files import read_npz, whole_file
 from swing_gp.utils.validation import check_choice
 
 FORMATS = (".npz", ".stl", ".ply", ".obj", ".off")
@@ -145,14 +145,16 @@ def load_mesh(path: str | os.PathLike) -> Mesh:
     trimesh = None if suffix == ".npz" else require_trimesh()
     try:
         if trimesh is None:
-            with np.load(path, allow_pickle=False) as content:
-                vertices, faces = content["vertices"], content["faces"]
+            content = read_npz(path)
+            vertices, faces = content["vertices"], content["faces"]
         else:
             loaded = trimesh.load(path, force="mesh", process=False)
             vertices, faces = np.asarray(loaded.vertices), np.asarray(getattr(loaded, "faces", ()))  # a point cloud has none
     except Exception as error:  # numpy, zipfile and the readers of trimesh raise many types
         kind = "NPZ with the arrays 'vertices' and 'faces'" if trimesh is None else suffix[1:].upper()
-        raise MeshError(f"{path}: cannot be read as {kind}; it is damaged or of another format ({error}).") from error
+        # Bytes that are no mesh are guessed to be text in some alphabet, by a package that need not be there.
+        reason = "its bytes are no mesh" if isinstance(error, ImportError) else error
+        raise MeshError(f"{path}: cannot be read as {kind}; it is damaged or of another format ({reason}).") from error
     if trimesh is not None and faces.size == 0:
         raise MeshError(f"{path}: no triangles found; the file is empty, damaged, holds points alone or is of another format.")
     return Mesh(vertices, faces, path.stem).welded()

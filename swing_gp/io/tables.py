@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from swing_gp.utils.files import whole_file
+from swing_gp.utils.files import read_npz, read_text, whole_file
 
 TEXT, SEPARATORS = (".csv", ".tsv"), (",", ";", "\t")
 MISSING = ("", "NA", "N/A", "-")
@@ -65,8 +65,8 @@ def _is_number(cell: object) -> bool:
 
 
 def _read_csv(path: Path) -> list[tuple[str, np.ndarray]]:
+    separator = separator_of(text_of(path))
     try:
-        separator = separator_of(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of an empty file, which the caller refuses
             # Python strings: with dtype=str every cell takes the memory of the longest.
@@ -84,18 +84,27 @@ def _read_csv(path: Path) -> list[tuple[str, np.ndarray]]:
     return columns
 
 
-def separator_of(path: Path) -> str:
-    """Find the separator of a CSV file: the most frequent outside quotes in the first line that is not blank."""
-    with path.open(encoding="utf-8-sig") as file:
-        line = next((line for line in file if line.strip()), "")
+def text_of(path: Path) -> str:
+    """Read a text file, or name it in the error if it is none."""
+    try:
+        text = read_text(path)
+    except ValueError as error:
+        raise TableError(str(error)) from None
+    if "\0" in text:
+        raise TableError(f"{path}: this is no text in UTF-8 (it has bytes of zero); save it as UTF-8.")
+    return text
+
+
+def separator_of(text: str) -> str:
+    """Find the separator of a CSV text: the most frequent outside quotes in the first line that is not blank."""
+    line = next((line for line in text.splitlines() if line.strip()), "")
     outside = "".join(line.split('"')[::2])
     return max(SEPARATORS, key=outside.count)
 
 
 def _read_npz(path: Path) -> list[tuple[str, np.ndarray]]:
     try:
-        with np.load(path, allow_pickle=False) as content:
-            arrays = dict(content)
+        arrays = read_npz(path)
     except Exception as error:  # numpy and zipfile raise many types for a damaged file
         raise TableError(f"{path}: cannot be read as NPZ; it is damaged or of another format ({error}).") from error
     headers = {"X": arrays.pop("feature_names", None), "y": arrays.pop("target_name", None)}
@@ -105,9 +114,11 @@ def _read_npz(path: Path) -> list[tuple[str, np.ndarray]]:
             continue
         matrix = array[:, None] if array.ndim == 1 else array
         words = [name] if array.ndim == 1 else [f"{name}{i}" for i in range(matrix.shape[1])]
-        if headers.get(name) is not None:
-            header = [word.strip() for entry in np.atleast_1d(headers[name]) for word in str(entry).split(",")]
-            words = header if len(header) == matrix.shape[1] else words
+        if (labels := headers.get(name)) is not None:
+            entries = [str(entry) for entry in np.atleast_1d(labels)]
+            if len(entries) != matrix.shape[1]:  # one text with all names
+                entries = [word for entry in entries for word in entry.split(",")]
+            words = [entry.strip() for entry in entries] if len(entries) == matrix.shape[1] else words
         columns += zip(words, matrix.T, strict=True)
     return columns
 

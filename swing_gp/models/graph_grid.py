@@ -37,6 +37,8 @@ TOL = 1e-3
 ENOUGH = 100
 # Regions on which all settings of a grid are tried, and how many settings go on to the others.
 FIRST, FINAL = 3, 10
+# A sum of weights below this share of the largest is that of a node which no known one reaches.
+UNREACHED = 1e-12
 # Splits of a region that deviations are calibrated by.
 CALIBRATED = 2
 
@@ -54,7 +56,7 @@ def best_of_grid(
     normalization: str | None = "symmetric",
     wrap: Callable[[list], Iterable] = iter,
 ) -> tuple[int, int, float, Score | None]:
-    """The places of the best setting and noise, a score to compare them by with others, and what it is made of.
+    """The places of the best setting and noise, the score to expect of them on other values, and their own with its parts.
 
     :param values: known values, (n, k), float64.
     :param basis: of the trend of the GP at the known nodes, (n, p).
@@ -148,7 +150,20 @@ def _held_out_by_sums(covariance: Tensor, values: Tensor, region: Region, normal
         kept = region.kept(held)
         block = covariance[held][:, kept]
         predicted = block @ values[kept]
-        score.add(predicted / block.sum(-1, keepdim=True) if normalized else predicted, values[held], weights, fold)
+        if normalized:
+            predicted = weighted_means(predicted, block.sum(-1, keepdim=True), values[kept])[0]
+        score.add(predicted, values[held], weights, fold)
+
+
+def weighted_means(sums: Tensor, weight: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:  # (m, k), (m, 1), (n, k)
+    """Sums over known values divided by those of their weights, and where these do not vanish, (m, 1).
+
+    Where they do, the mean is that of all values. Means lie among the values; weights that are off by an approximation's error
+    may lead out of these, and back to the edge is nearer to the truth.
+    """
+    reached = weight > UNREACHED * weight.abs().max()
+    means = torch.where(reached, sums / torch.where(reached, weight, 1.0), values.mean(0))
+    return means.clamp(values.amin(0), values.amax(0)), reached
 
 
 def _likelihoods(covariance: Tensor, values: Tensor, basis: Tensor, noises: Sequence[Any]) -> Tensor:  # (s,)

@@ -6,7 +6,7 @@ Three rules with one kernel K, for values F at known nodes j:
 ``"gp"``           the posterior mean of a Gaussian process, :math:`m_i + K_{ij} (K_{jj} + \sigma^2 I)^{-1} (F_j - m_j)`, with
                    a constant or a linear trend m that is estimated with it, or 0
 ``"paper"``        :math:`\sum_j K_{ij} F_j`: right for directions, wrong in scale for anything else
-``"normalized"``   :math:`\sum_j K_{ij} F_j / \sum_j K_{ij}`: a weighted mean
+``"normalized"``   :math:`\sum_j K_{ij} F_j / \sum_j K_{ij}`: a weighted mean, for kernels whose entries have one sign
 =================  =====================================================================================================
 
 >>> import torch
@@ -34,19 +34,21 @@ from torch import Tensor
 
 from swing_gp.features.auto import Choice
 from swing_gp.features.grid import least_tol
-from swing_gp.gp.trend import MEANS, trend_basis
+from swing_gp.gp.trend import MEANS, left_by_line, trend_basis
 from swing_gp.graphs.edges import Gaussian
 from swing_gp.graphs.graph import Graph
 from swing_gp.graphs.implicit import ImplicitGraph
+from swing_gp.graphs.order import position_order
 from swing_gp.graphs.sparse import SparseGraph
 from swing_gp.models.comparison import ModelWarning
 from swing_gp.models.coordinates import CoordinatePosterior
+from swing_gp.models.graph_grid import weighted_means
 from swing_gp.models.graph_posterior import ByColumn, GraphPosterior
-from swing_gp.models.selection import FAMILIES, RULES, Selection, select, select_each
+from swing_gp.models.selection import FAMILIES, RULES, Selection, check_noise, check_weights, select, select_each
 from swing_gp.operators.graph_kernel import graph_kernel
 from swing_gp.operators.walks import Walks
 from swing_gp.series.base import Series
-from swing_gp.utils.validation import check_choice
+from swing_gp.utils.validation import check_choice, check_count
 
 # An error of the kernel acts like noise on a GP. Directions of sums have no scale: where all weights are small, their errors
 # must be smaller still.
@@ -131,7 +133,8 @@ def interpolate(
     :param known_idx: ids of the known nodes, (n,), distinct.
     :param known_values: their values, (n,) or (n, k): normals, colours, scalars. Integers become floats.
     :param rule: see above. The GP needs a symmetric positive semi-definite kernel; walks are one with ``sides=2``.
-    :param noise: for the GP, the noise variance over the mean prior variance of the known nodes.
+    :param noise: for the GP, the noise variance over the mean prior variance of the known nodes: finite, and at least its
+        rounding, 2.2e-16.
     :param criterion: what to choose by: ``"rmse"``, ``"cosine"`` for directions, or for the GP ``"likelihood"``.
     :param mean: for the GP, its mean function: ``"constant"`` or ``"linear"`` in the coordinates, estimated with it by
         generalised least squares, wherever values are held out from the kept ones; or None for zero. What is not known of it is
@@ -140,6 +143,8 @@ def interpolate(
     :param families: of :func:`~swing_gp.models.selection.select`, to choose among for points; all by default, and only
         ``"implicit"`` where ``features``, ``walks``, ``tol`` or ``num_features`` are given, which belong to it.
     :param features: as of :func:`~swing_gp.graph_kernel`, and so are ``walks``, ``num_features`` and ``seed``.
+        What the seed draws goes with the points: in another order they have the same values, but for rounding and what
+        features approximate. Nodes of a sparse graph without points are known by their ids.
     :param tol: relative error of the kernel to aim for; by default 1e-4 for the GP, a tenth of its noise where that is less,
         and 1e-10 for sums; not below 1e-6 for float32 points.
     :param time_limit: as of :func:`~swing_gp.models.selection.select`, in seconds.
@@ -157,6 +162,11 @@ def interpolate(
         )
     if noise is not None and (rule != "gp" or not noise > 0):
         raise ValueError(f"noise must be positive and belongs to rule='gp', got {noise!r} with rule={rule!r}.")
+    if noise is not None:
+        check_noise("noise", noise)
+    if series is not None:
+        check_weights("a series", series, rule)
+    check_count("seed", seed, minimum=0)
     if rule == "gp" and walks is not None and walks.sides == 1:
         raise ValueError("rule='gp' needs a symmetric kernel, and one-sided walks give none: use Walks(sides=2).")
     if rule == "gp":
@@ -174,7 +184,8 @@ def interpolate(
                                  "noises": None if noise is None else [noise], "seed": seed, "progress": progress}  # fmt: skip
         settings = None if series is None else [(None, series)]
         selection = select(graph if given else graph.points, known, columns, families=families, settings=settings, **words)
-        selection.table.warn_if_useless()
+        if not _is_trend(basis[known], columns):
+            selection.table.warn_if_useless()
         if not given:
             targets = select_each(selection, graph.points, known, columns, **words)
         graph, series, noise = selection.graph, selection.series, selection.noise
@@ -260,9 +271,13 @@ def _weighted(operator: Any, known: Tensor, columns: Tensor, *, normalized: bool
     total = operator @ spread
     if not normalized:
         return total, 0
-    sums, weight = total[:, :-1], total[:, -1:]
-    reached = weight > 1e-12 * weight.abs().max()
-    return torch.where(reached, sums / torch.where(reached, weight, 1.0), columns.mean(0)), int((~reached).sum())
+    means, reached = weighted_means(total[:, :-1], total[:, -1:], columns)
+    return means, int((~reached).sum())
+
+
+def _is_trend(basis: Tensor, columns: Tensor) -> bool:  # (n, p), (n, k)
+    """Whether more values than the trend has coefficients are the trend, but for rounding: nothing else says anything more."""
+    return len(basis) > basis.shape[1] and not bool(left_by_line(basis, columns).any())
 
 
 def _warn_of_unknown(graph: Graph, known: Tensor, posterior: Any) -> None:
@@ -318,4 +333,7 @@ def _checked(points: Tensor, known: Any, values: Any) -> tuple[Tensor, Tensor]:
         raise ValueError("known_values must be finite floats; leave nodes without a value out of known_idx.")
     if not bool(torch.isfinite(values.to(points.dtype)).all()):
         raise ValueError(f"known_values must be finite in the precision of the points, {points.dtype}; give float64 points.")
-    return known.long(), values.to(points.dtype)
+    known, values = known.long(), values.to(points.dtype)
+    # What is drawn from known values is drawn in the order of their positions; nodes without any are known by their ids.
+    order = position_order(points[known] if points.shape[1] else known, values)
+    return known[order], values[order]

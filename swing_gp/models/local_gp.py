@@ -91,8 +91,8 @@ class LocalGP:
         self.neighbors = check_count("neighbors", neighbors)
         self._single = y.dim() == 1
         noises = as_real("noise", noise).detach().to(self.x)
-        if noises.dim() > 1 or noises.numel() not in (1, len(self.x)) or not bool((noises >= 0).all()):
-            raise ValueError(f"noise must be one non-negative variance or {len(self.x)} of them, got {noise!r}.")
+        if noises.dim() > 1 or noises.numel() not in (1, len(self.x)) or not bool(((noises >= 0) & noises.isfinite()).all()):
+            raise ValueError(f"noise must be one non-negative, finite variance or {len(self.x)} of them, got {noise!r}.")
         self._one_noise = noises.numel() == 1
         self.noise = noises.expand(len(self.x))
         self._covariance, self._variance = _functions(covariance)

@@ -21,6 +21,7 @@ from swing_gp.models.estimator import (
     SCALINGS,
     Inputs,
     checked_unlabeled,
+    in_order,
     load_content,
     plain,
     save_content,
@@ -141,10 +142,10 @@ class GraphGPRegressor(RegressorMixin, BaseEstimator):
         values are chosen like."""
         self._check_settings()
         self.__dict__.pop("model_", None)  # a fit that is refused below would leave it with the scales of other data
-        x, targets = self._checked(X, y)
+        x, targets = in_order(*self._checked(X, y))
         if self.mean == "linear":
             check_enough(TrendBasis("linear", torch.from_numpy(x)).number, len(x))
-        more = None if X_unlabeled is None else checked_unlabeled(self, X_unlabeled)
+        more = None if X_unlabeled is None else in_order(checked_unlabeled(self, X_unlabeled))[0]
         warn_of_rounding("X", x, standards("X", x)[1])
         self.y_mean_, deviation, size = standards("y", targets)
         warn_of_rounding("y", targets, deviation)

@@ -16,6 +16,7 @@ from swing_gp.gp.manifold import EDGES, neighbor_graph
 from swing_gp.gp.trend import independent, trend_basis, untold
 from swing_gp.graphs.graph import Graph
 from swing_gp.graphs.implicit import ImplicitGraph
+from swing_gp.graphs.order import position_order
 from swing_gp.models.candidates import KAPPAS, LARGE, NEIGHBORS, candidates, series_candidates
 from swing_gp.models.chooser import Chooser, Split
 from swing_gp.models.comparison import CRITERIA, Comparison, Row
@@ -74,7 +75,7 @@ class Selection:
 
     @property
     def score(self) -> float:
-        """The RMSE or mean cosine of held-out values, or the log marginal likelihood per value."""
+        """The RMSE or mean cosine of held-out values, or the log marginal likelihood per value, of what was chosen."""
         return self.table.chosen.score
 
     @property
@@ -102,10 +103,13 @@ class Search:
         seed: int,
         progress: bool | None,
     ) -> None:
-        self.nodes, self.known, self.rule, self.criterion = nodes, known, rule, criterion
+        self.nodes, self.rule, self.criterion = nodes, rule, criterion
         self.noises = None if noises is None else sorted(noises)
         self.points = nodes.points if isinstance(nodes, Graph) else nodes
         self.number, self.progress = len(self.points), progress
+        # Samples of known values are drawn by row.
+        order = position_order(self.points[known] if self.points.shape[1] else known, values)
+        self.known, values = known[order], values[order]
         # In units in which squares neither overflow nor vanish, and columns count alike.
         size = values.abs().max().double()
         self.unit = torch.where(size > 0, size, 1.0)
@@ -116,10 +120,10 @@ class Search:
         if len(known) < 2:
             raise ValueError("One known node is too few to choose settings by: give a graph, a series and noise.")
         # Grids of settings want eigenvalues: their regions stay small, however wide gaps are.
-        self.basis = trend_basis(self.mean, self.points, known)  # (N, p)
+        self.basis = trend_basis(self.mean, self.points, self.known)  # (N, p)
         fewest = PER_COEFFICIENT * self.basis.shape[1] if self.mean == "linear" else 0
-        regions = regions_of(nodes, known, largest=WIDE if dense else LARGEST_PART, fewest=fewest, seed=seed)
-        self.regions = [region for region in (_told(region, self.basis[known]) for region in regions) if region.splits]
+        regions = regions_of(nodes, self.known, largest=WIDE if dense else LARGEST_PART, fewest=fewest, seed=seed)
+        self.regions = [region for region in (_told(region, self.basis[self.known]) for region in regions) if region.splits]
         if not self.regions:
             raise ValueError(
                 f"mean={mean!r} has {self.basis.shape[1]} coefficients, and where known values are held out the others do not "
@@ -132,7 +136,7 @@ class Search:
             for held, weights in region.splits
         ]
         self.chooser: Chooser[Callable[[Comparison], Selection]]
-        self.chooser = Chooser(self.points[known], self.values, splits, criterion, self._in_units)
+        self.chooser = Chooser(self.points[self.known], self.values, splits, criterion, self._in_units)
         self.smoothness: dict[float, float] = {}
 
     def add(
@@ -143,8 +147,10 @@ class Search:
         parts: Score | None,
         began: float,
         make: Callable[[Comparison], Selection],
+        expected: float = math.nan,
     ) -> None:
-        self.chooser.add(Row(family, settings, self._in_units(score), time.perf_counter() - began), parts, make)
+        row = Row(family, settings, self._in_units(score), time.perf_counter() - began, self._in_units(expected))
+        self.chooser.add(row, parts, make)
 
     def _in_units(self, score: float) -> float:
         if self.criterion == "cosine":
@@ -286,7 +292,7 @@ class Search:
         noises = self.noises or noises or (NOISES if self.number <= LARGE else NOISES_IF_LARGE)
         options: Sequence[float | None] = noises if self.rule == "gp" else (None,)
         nodes = self.nodes if graph is None else graph
-        position, option, score, parts = best_of_grid(
+        position, option, expected, parts = best_of_grid(
             nodes, self.regions, self.values, settings, options, rule=self.rule, criterion=self.criterion,
             basis=self.basis[self.known], normalization=normalization, wrap=lambda work: self._wrapped(work, family),
         )  # fmt: skip
@@ -298,7 +304,8 @@ class Search:
             chosen = ImplicitGraph(nodes, edge, normalization)
         described: dict[str, Any] = {"series": repr(series)} | ({} if edge is None else {"edge": repr(edge)})
         described |= {} if noise is None else {"noise": noise}
-        self.add(family, described, score, parts, began, lambda table: self._on_graph(chosen, series, noise, table))
+        score, make = expected if parts is None else parts.value, partial(self._on_graph, chosen, series, noise)
+        self.add(family, described, score, parts, began, make, expected)
 
     def _wrapped(self, work: list, description: str) -> Iterable:
         return progress_bar(work, f"choose: {description}", self.progress)

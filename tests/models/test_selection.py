@@ -257,6 +257,39 @@ def test_the_best_of_hundreds_is_compared_by_folds_that_it_was_not_chosen_by():
     assert value == pytest.approx(1, abs=0.35)
 
 
+def test_candidates_that_fail_in_one_fold_each_are_not_expected_to_fail_in_all():
+    scores = []
+    for fold in range(FOLDS):
+        for _ in range(5):
+            score = Score("rmse")
+            score.totals, score.weights = np.full(FOLDS, 0.1), np.ones(FOLDS)
+            score.totals[fold] = 100.0
+            scores.append(score)
+    best, value = cross_fitted(scores)
+    assert scores[best].value == pytest.approx(math.sqrt(10.09))
+    assert value == pytest.approx(math.sqrt(10.09))  # the mean over folds is ten
+
+
+@pytest.mark.parametrize("rule", ["gp", "paper", "normalized"])
+@pytest.mark.parametrize("criterion", ["rmse", "cosine"])
+def test_what_is_chosen_has_the_score_that_the_table_says(rule, criterion):
+    for seed, number in ((3, 12), (4, 20), (6, 12)):
+        points, known, values = problem(150, number, seed=seed)
+        values = values[:, :1] if criterion == "rmse" else values
+        words = {"rule": rule, "criterion": criterion, "families": ("implicit",)}
+        found = select(points, known, values[known], **words)
+        eigenvalues, vectors = torch.linalg.eigh(dense_adjacency(found.graph))
+        kernel = (vectors[known] * found.series(eigenvalues)) @ vectors[known].mT
+        (region,) = regions_of(points, known)
+        rows = region.rows
+        again = brute_force(kernel[rows][:, rows], values[known][rows], rule, found.noise, criterion, region)
+        assert found.score == pytest.approx(again, rel=1e-4, abs=1e-5)
+        chosen = found.table.chosen
+        assert chosen.score == found.score
+        worse = chosen.expected < found.score if criterion == "cosine" else chosen.expected > found.score
+        assert worse or chosen.expected == pytest.approx(found.score)
+
+
 def test_nothing_of_the_size_of_the_graph_is_dense():
     # 40,000 x 40,000 in float64 would take 12.8 GB, 8,000 x 8,000 of the known ones half a GB
     peak = peak_of(
@@ -278,6 +311,9 @@ def test_nothing_of_the_size_of_the_graph_is_dense():
         ({"settings": []}, "settings must hold at least one"),
         ({"known": torch.tensor([3]), "values": torch.ones(1, 1)}, "One known node is too few to choose settings by"),
         ({"families": ["trees"]}, "families must be one of"),
+        ({"noises": [0.1, math.inf]}, "noises must be finite and at least 2.2e-16"),
+        ({"noises": [1e-300]}, "noises must be finite and at least 2.2e-16"),
+        ({"seed": -1}, "seed must be a whole number of at least 0"),
     ],
 )
 def test_bad_words(words, message):
