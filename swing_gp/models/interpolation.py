@@ -43,6 +43,7 @@ from swing_gp.models.comparison import ModelWarning
 from swing_gp.models.coordinates import CoordinatePosterior
 from swing_gp.models.graph_posterior import ByColumn, GraphPosterior
 from swing_gp.models.selection import FAMILIES, RULES, Selection, select, select_each
+from swing_gp.models.settings_posterior import MOST_KNOWN, NOISES, IntegratedPosterior, SettingsPosterior
 from swing_gp.operators.graph_kernel import graph_kernel
 from swing_gp.operators.walks import Walks
 from swing_gp.series.base import Series
@@ -172,7 +173,7 @@ def interpolate(
         line = basis @ torch.linalg.lstsq(basis[known], columns).solution
     task = _Task(known, columns, basis, line.expand(-1, columns.shape[1]), progress,
                  {"features": features, "walks": walks, "tol": tol, "num_features": num_features, "seed": seed})  # fmt: skip
-    selection, targets = None, list[Selection]()
+    selection, targets, noises = None, list[Selection](), NOISES if noise is None else (noise,)
     if series is None or (rule == "gp" and noise is None):
         words: dict[str, Any] = {"rule": rule, "criterion": criterion, "centered": mean is not None, "time_limit": time_limit,
                                  "noises": None if noise is None else [noise], "seed": seed, "progress": progress}  # fmt: skip
@@ -210,6 +211,10 @@ def interpolate(
     found = found.to(values.dtype).reshape(-1, *values.shape[1:])
     if noise is not None:
         _warn_of_unknown(graph, known, posterior)
+        if targets:
+            posterior = ByColumn([task.column(i).integrated(posterior.parts[i], own, noises) for i, own in enumerate(targets)])
+        else:
+            posterior = task.integrated(posterior, selection, noises)
     return Interpolation(found, rule, graph, series, noise, info, selection, tuple(targets), unreached, posterior)
 
 
@@ -259,6 +264,15 @@ class _Task:
         operator = self.operator(graph, series, noise)
         columns, basis = (part.to(operator.dtype) for part in (self.columns, self.basis))
         return GraphPosterior(operator, self.known, columns, basis, noise, amplitude), operator.info
+
+    def integrated(self, posterior: Any, selection: Selection | None, noises: Sequence[float]) -> Any:
+        """With deviations that know how uncertain settings are, where they were chosen from few values."""
+        if selection is None or not selection.alternatives or len(self.known) > MOST_KNOWN:
+            return posterior
+        settings = SettingsPosterior(
+            selection.alternatives, self.known, self.columns, self.basis, posterior.mean, noises
+        )
+        return IntegratedPosterior(posterior, settings)
 
 
 def _weighted(operator: Any, known: Tensor, columns: Tensor, *, normalized: bool) -> tuple[Tensor, int]:

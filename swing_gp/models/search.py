@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from swing_gp.gp.manifold import EDGES, neighbor_graph
 from swing_gp.graphs.graph import Graph
 from swing_gp.graphs.implicit import ImplicitGraph
+from swing_gp.models.alternatives import alternatives_on_coordinates, alternatives_on_graph, equally_likely
 from swing_gp.models.candidates import KAPPAS, LARGE, NEIGHBORS, candidates, series_candidates
 from swing_gp.models.chooser import Chooser, Split
 from swing_gp.models.comparison import CRITERIA, Comparison, Row
@@ -29,6 +30,7 @@ from swing_gp.models.graph_grid import (
 )
 from swing_gp.models.regions import LARGEST_PART, WIDE, regions_of
 from swing_gp.models.scores import Score, deviations_of
+from swing_gp.models.settings_posterior import Alternative
 from swing_gp.operators.diffusion_coordinates import DiffusionCoordinates, diffusion_coordinates
 from swing_gp.series.base import Series
 from swing_gp.series.families import Matern, OneStep
@@ -60,6 +62,8 @@ class Selection:
     :ivar model: for the families on coordinates, the GP.
     :ivar amplitude: what functions are multiplied by, for every column, (k,), so that squares of held-out residuals are their
         variances in the mean; None where there is no noise, and for the criterion ``"likelihood"``.
+    :ivar alternatives: kernels of all families that were tried, which deviations are integrated over; none where the chosen family
+        is of graphs and the graph is too large for eigenvalues.
     """
 
     graph: Graph
@@ -68,6 +72,7 @@ class Selection:
     table: Comparison
     model: CoordinateGP | None = None
     amplitude: Tensor | None = None
+    alternatives: Sequence[Alternative] = ()
 
     @property
     def score(self) -> float:
@@ -123,6 +128,7 @@ class Search:
         self.chooser: Chooser[Callable[[Comparison], Selection]]
         self.chooser = Chooser(self.points[known], self.values, splits, criterion, self._in_units)
         self.smoothness: dict[float, float] = {}
+        self.alternatives: dict[str, list[Alternative]] = {}
 
     def add(
         self,
@@ -143,7 +149,7 @@ class Search:
 
     def best(self) -> Selection:
         make, table = self.chooser.best()
-        return make(table)
+        return replace(make(table), alternatives=equally_likely(self.alternatives, table.chosen.family))
 
     # Matérn GPs on coordinates
 
@@ -182,6 +188,7 @@ class Search:
             if coordinates is None:
                 self.smoothness[nu] = -score.value if CRITERIA[self.criterion] else score.value
             self.add(family, model.settings, score.value, score, began, partial(self._selection, model))
+        self.alternatives[family] = alternatives_on_coordinates(model)
 
     def _refined(self, model: CoordinateGP) -> tuple[CoordinateGP, Score]:
         """Likelihoods know noise that is Gaussian, and one scale for all values. Where values jump, scores know better."""
@@ -292,6 +299,7 @@ class Search:
             chosen = ImplicitGraph(nodes, edge, normalization)
         described: dict[str, Any] = {"series": repr(series)} | ({} if edge is None else {"edge": repr(edge)})
         described |= {} if noise is None else {"noise": noise}
+        self.alternatives[family] = alternatives_on_graph(nodes, settings, normalization)
         self.add(family, described, score, parts, began, lambda table: self._on_graph(chosen, series, noise, table))
 
     def _wrapped(self, work: list, description: str) -> Iterable:
