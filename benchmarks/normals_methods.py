@@ -88,7 +88,7 @@ class Task:
             self.values,
             rule=rule,
             criterion="cosine",
-            centered=False,
+            mean=None,
             settings=settings,
             normalization=normalization,
         )

@@ -54,8 +54,6 @@ from swing_gp.utils.validation import check_choice
 TOL, TOL_OF_SUMS = 1e-4, 1e-10
 # A noise variance over that of the GP with which one has learnt next to nothing.
 MOSTLY_NOISE = 10.0
-# Roundings of the largest value that a linear trend may leave of a plane.
-ROUNDINGS = 100
 # The share of the prior variance that is left where nothing is known, and the share of such nodes that is worth a warning.
 UNTOLD, MANY = 0.99, 0.1
 
@@ -137,8 +135,9 @@ def interpolate(
     :param noise: for the GP, the noise variance over the mean prior variance of the known nodes.
     :param criterion: what to choose by: ``"rmse"``, ``"cosine"`` for directions, or for the GP ``"likelihood"``.
     :param mean: for the GP, its mean function: ``"constant"`` or ``"linear"`` in the coordinates, estimated with it by
-        generalised least squares (for GPs on coordinates, a line by ordinary ones); or None for zero. Take None for directions:
-        then, far from all known nodes and as the noise grows, it points where the paper's rule does.
+        generalised least squares, wherever values are held out from the kept ones; or None for zero. What is not known of it is
+        part of the deviations. A linear mean takes three values for two coefficients. Take None for directions: then, far from
+        all known nodes and as the noise grows, it points where the paper's rule does.
     :param families: of :func:`~swing_gp.models.selection.select`, to choose among for points; all by default, and only
         ``"implicit"`` where ``features``, ``walks``, ``tol`` or ``num_features`` are given, which belong to it.
     :param features: as of :func:`~swing_gp.graph_kernel`, and so are ``walks``, ``num_features`` and ``seed``.
@@ -167,24 +166,18 @@ def interpolate(
         of_kernel = features != "auto" or walks is not None or tol is not None or num_features is not None
         families = ("implicit",) if of_kernel else FAMILIES
     columns = values.reshape(len(known), -1)
-    basis = trend_basis(mean if rule == "gp" else None, graph.points)
-    line = columns.new_zeros(len(graph.points), 1)
-    if mean == "linear" and rule == "gp":
-        line = basis @ torch.linalg.lstsq(basis[known], columns).solution
-    task = _Task(known, columns, basis, line.expand(-1, columns.shape[1]), progress,
+    basis = trend_basis(mean if rule == "gp" else None, graph.points, known)
+    task = _Task(known, columns, basis, progress,
                  {"features": features, "walks": walks, "tol": tol, "num_features": num_features, "seed": seed})  # fmt: skip
     selection, targets, noises = None, list[Selection](), NOISES if noise is None else (noise,)
     if series is None or (rule == "gp" and noise is None):
-        words: dict[str, Any] = {"rule": rule, "criterion": criterion, "centered": mean is not None, "time_limit": time_limit,
+        words: dict[str, Any] = {"rule": rule, "criterion": criterion, "mean": mean, "time_limit": time_limit,
                                  "noises": None if noise is None else [noise], "seed": seed, "progress": progress}  # fmt: skip
-        left = columns - line[known]
-        size = ROUNDINGS * torch.finfo(columns.dtype).eps * columns.abs().amax(0)
-        left = torch.where(left.abs().amax(0) > size, left, 0.0)  # of a plane nothing is left but rounding
         settings = None if series is None else [(None, series)]
-        selection = select(graph if given else graph.points, known, left, families=families, settings=settings, **words)
+        selection = select(graph if given else graph.points, known, columns, families=families, settings=settings, **words)
         selection.table.warn_if_useless()
         if not given:
-            targets = select_each(selection, graph.points, known, left, **words)
+            targets = select_each(selection, graph.points, known, columns, **words)
         graph, series, noise = selection.graph, selection.series, selection.noise
     assert series is not None
     if noise is not None and noise > MOSTLY_NOISE:
@@ -225,20 +218,18 @@ class _Task:
     :ivar known: ids, (n,).
     :ivar columns: their values, (n, k).
     :ivar basis: of the trend of graph kernels, (N, p).
-    :ivar line: the trend of GPs on coordinates, beside their constant, (N, k).
     :ivar options: of :func:`~swing_gp.graph_kernel`.
     """
 
     known: Tensor
     columns: Tensor
     basis: Tensor
-    line: Tensor
     progress: bool | None
     options: dict[str, Any]
 
     def column(self, number: int) -> _Task:
         part = slice(number, number + 1)
-        return replace(self, columns=self.columns[:, part], line=self.line[:, part])
+        return replace(self, columns=self.columns[:, part])
 
     def operator(self, graph: Graph, series: Series, noise: float | None) -> Any:
         if series.steep:  # which float32 cannot hold
@@ -260,10 +251,10 @@ class _Task:
         amplitude = None if selection is None else selection.amplitude
         if selection is not None and selection.model is not None:
             assert amplitude is not None
-            return CoordinatePosterior(selection.model, self.known, self.columns, self.line, amplitude, self.progress), None
+            return CoordinatePosterior(selection.model, self.known, self.columns, amplitude, self.progress), None
         operator = self.operator(graph, series, noise)
-        columns, basis = (part.to(operator.dtype) for part in (self.columns, self.basis))
-        return GraphPosterior(operator, self.known, columns, basis, noise, amplitude), operator.info
+        columns = self.columns.to(operator.dtype)
+        return GraphPosterior(operator, self.known, columns, self.basis, noise, amplitude), operator.info
 
     def integrated(self, posterior: Any, selection: Selection | None, noises: Sequence[float]) -> Any:
         """With deviations that know how uncertain settings are, where they were chosen from few values."""

@@ -52,12 +52,15 @@ class Region:
         return stays.nonzero().squeeze(-1)
 
 
-def regions_of(nodes: Tensor | Graph, known: Tensor, *, largest: int = LARGEST_PART, seed: int = 0) -> list[Region]:
+def regions_of(
+    nodes: Tensor | Graph, known: Tensor, *, largest: int = LARGEST_PART, fewest: int = 0, seed: int = 0
+) -> list[Region]:
     """Regions that together say how well the unknown nodes can be predicted.
 
     :param nodes: coordinates, (N, d), or a graph.
     :param known: ids of the known nodes, (n,), at least two.
     :param largest: the most nodes of a part, even where gaps are wider.
+    :param fewest: known nodes that a part is to have, about, if it may be so large.
 
     >>> points = torch.rand(3000, 2, generator=torch.Generator().manual_seed(0))
     >>> regions = regions_of(points, torch.arange(600))
@@ -71,7 +74,7 @@ def regions_of(nodes: Tensor | Graph, known: Tensor, *, largest: int = LARGEST_P
     row[known] = torch.arange(len(known))
     if number <= WHOLE and len(known) <= 2 * KNOWN:
         return [_region(nodes, torch.arange(number), row, [(fold, None) for fold in folds])]
-    found = list(_parts(nodes, row, [(fold, distances_to(nodes, fold.kept)) for fold in folds], largest, seed))
+    found = list(_parts(nodes, row, [(fold, distances_to(nodes, fold.kept)) for fold in folds], largest, fewest, seed))
     if not found:
         raise ValueError(
             f"{len(known)} known of {number:,} nodes are too few to choose settings by: give a graph, a series and noise."
@@ -80,13 +83,14 @@ def regions_of(nodes: Tensor | Graph, known: Tensor, *, largest: int = LARGEST_P
 
 
 def _parts(
-    nodes: Tensor | Graph, row: Tensor, folds: list[tuple[Fold, Tensor | None]], largest: int, seed: int
+    nodes: Tensor | Graph, row: Tensor, folds: list[tuple[Fold, Tensor | None]], largest: int, fewest: int, seed: int
 ) -> Iterator[Region]:
     """Balls around held-out nodes: the farthest of a fold from all that is kept, or any, drawn by their weights."""
     generator = torch.Generator().manual_seed(seed)
     balls = _HopBalls(nodes) if isinstance(nodes, SparseGraph) and nodes.dim == 0 else _Balls(nodes)
     taken, most = 0, PARTS
-    least = min(PART, int(KNOWN * len(row) / int((row >= 0).sum())))
+    share = int((row >= 0).sum()) / len(row)
+    least = max(min(PART, int(KNOWN / share)), int(fewest / share))
     for turn in range(3 * PARTS):
         fold, distances = folds[turn % len(folds)]
         assert distances is not None

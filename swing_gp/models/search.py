@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from swing_gp.gp.manifold import EDGES, neighbor_graph
+from swing_gp.gp.trend import independent, trend_basis, untold
 from swing_gp.graphs.graph import Graph
 from swing_gp.graphs.implicit import ImplicitGraph
 from swing_gp.models.alternatives import alternatives_on_coordinates, alternatives_on_graph, equally_likely
@@ -28,7 +29,7 @@ from swing_gp.models.graph_grid import (
     held_out_amplitude,
     solved_score,
 )
-from swing_gp.models.regions import LARGEST_PART, WIDE, regions_of
+from swing_gp.models.regions import LARGEST_PART, WIDE, Region, regions_of
 from swing_gp.models.scores import Score, deviations_of
 from swing_gp.models.settings_posterior import Alternative
 from swing_gp.operators.diffusion_coordinates import DiffusionCoordinates, diffusion_coordinates
@@ -46,6 +47,8 @@ NOISES_OF_MATERN = (1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0)
 EIGENPAIRS, MOST_EXTENDED = 60, 20_000
 # Settings that a search in wide gaps may try for one smoothness, and one that refines.
 SOLVES, REFINED = 10, 16
+# Known values of a part for each coefficient of a trend: with fewer, estimating it anew makes scores of parts much worse.
+PER_COEFFICIENT = 5
 # How level the powers on both sides must be for the one between to be tried.
 CLOSE = 1.03
 
@@ -98,13 +101,13 @@ class Search:
         values: Tensor,
         rule: str,
         criterion: str,
-        centered: bool,
+        mean: str | None,
         dense: bool,
         noises: Sequence[float] | None,
         seed: int,
         progress: bool | None,
     ) -> None:
-        self.nodes, self.known, self.rule, self.criterion, self.centered = nodes, known, rule, criterion, centered
+        self.nodes, self.known, self.rule, self.criterion = nodes, known, rule, criterion
         self.noises = None if noises is None else sorted(noises)
         self.points = nodes.points if isinstance(nodes, Graph) else nodes
         self.number, self.progress = len(self.points), progress
@@ -114,11 +117,19 @@ class Search:
         if criterion == "rmse" and values.shape[1] > 1:
             self.unit = self.unit * deviations_of(values.double() / self.unit)
         self.values = values.double() / self.unit
-        self.offset = self.values.mean(0) if rule == "gp" and centered else torch.zeros_like(self.values[0])
+        self.mean = mean if rule == "gp" else None
         if len(known) < 2:
             raise ValueError("One known node is too few to choose settings by: give a graph, a series and noise.")
         # Grids of settings want eigenvalues: their regions stay small, however wide gaps are.
-        self.regions = regions_of(nodes, known, largest=WIDE if dense else LARGEST_PART, seed=seed)
+        self.basis = trend_basis(self.mean, self.points, known)  # (N, p)
+        fewest = PER_COEFFICIENT * self.basis.shape[1]
+        regions = regions_of(nodes, known, largest=WIDE if dense else LARGEST_PART, fewest=fewest, seed=seed)
+        self.regions = [region for region in (_told(region, self.basis[known]) for region in regions) if region.splits]
+        if not self.regions:
+            raise ValueError(
+                f"mean={mean!r} has {self.basis.shape[1]} coefficients, and where known values are held out the others do not "
+                "tell them: use mean='constant', or give a graph, a series and noise."
+            )
         self.wide = any(len(region.nodes) > WIDE for region in self.regions)
         splits = [
             Split(region.rows[region.kept(held)], region.rows[held], weights)
@@ -179,9 +190,7 @@ class Search:
         for nu in self._wrapped(tried, family):
             began = time.perf_counter()
             with torch.enable_grad():
-                model = fit_coordinates(
-                    self.scaled, coordinates, nu, self.known, self.values, self.regions, centered=self.centered
-                )
+                model = fit_coordinates(self.scaled, coordinates, nu, self.known, self.values, self.regions, mean=self.mean)
             if self.noises is not None:
                 model = model.with_settings({"noise": _nearest(self.noises, model.noise)})
             model, score = self._refined(model)
@@ -238,7 +247,7 @@ class Search:
             settings = [pair for pair in series_candidates(self.number) if isinstance(pair[1], Matern)]
             self.grid("neighbors", settings, NOISES_OF_MATERN, graph=graph)
             return
-        basis, noises = self._basis(), self.noises or NOISES_OF_MATERN
+        noises = self.noises or NOISES_OF_MATERN
         best, scores = {"kappa": 30.0, "noise": _nearest(noises, 1e-2)}, dict[float, float]()
 
         def descended(nu: float, budget: int) -> None:
@@ -246,7 +255,7 @@ class Search:
             began = time.perf_counter()
 
             def score(kappa: float, noise: float) -> Score:
-                return solved_score(graph, self.regions, self.values, basis, Matern(nu, kappa), noise, self.criterion)
+                return solved_score(graph, self.regions, self.values, self.basis, Matern(nu, kappa), noise, self.criterion)
 
             found, parts = self._descended(score, {"kappa": KAPPAS, "noise": noises}, best, budget)
             series, noise = Matern(nu, found["kappa"]), found["noise"]
@@ -263,11 +272,8 @@ class Search:
     def _on_graph(self, graph: Graph, series: Series, noise: float | None, table: Comparison) -> Selection:
         if noise is None or self.criterion == "likelihood":
             return Selection(graph, series, noise, table)
-        amplitude = held_out_amplitude(graph, series, noise, self.regions, self.values, self._basis())
+        amplitude = held_out_amplitude(graph, series, noise, self.regions, self.values, self.basis)
         return Selection(graph, series, noise, table, amplitude=amplitude * self.unit)
-
-    def _basis(self) -> Tensor:  # (N, 0 or 1)
-        return torch.ones(self.number, 1 if self.centered else 0, dtype=torch.float64)
 
     def implicit(self) -> None:
         if not self.wide:
@@ -288,8 +294,8 @@ class Search:
         options: Sequence[float | None] = noises if self.rule == "gp" else (None,)
         nodes = self.nodes if graph is None else graph
         position, option, score, parts = best_of_grid(
-            nodes, self.regions, self.values, settings, options, rule=self.rule, criterion=self.criterion, offset=self.offset,
-            normalization=normalization, wrap=lambda work: self._wrapped(work, family),
+            nodes, self.regions, self.values, settings, options, rule=self.rule, criterion=self.criterion,
+            basis=self.basis[self.known], normalization=normalization, wrap=lambda work: self._wrapped(work, family),
         )  # fmt: skip
         (edge, series), noise = settings[position], options[option]
         if isinstance(nodes, Graph):
@@ -304,6 +310,14 @@ class Search:
 
     def _wrapped(self, work: list, description: str) -> Iterable:
         return progress_bar(work, f"choose: {description}", self.progress)
+
+
+def _told(region: Region, basis: Tensor) -> Region:  # (n, p)
+    """A region with those of its splits in which kept values tell the whole trend."""
+    orthonormal = independent(basis[region.rows])
+    whole = orthonormal.shape[1] == basis.shape[1]
+    splits = [split for split in region.splits if whole and not untold(orthonormal, split[0]).numel()]
+    return replace(region, splits=tuple(splits))
 
 
 def _nearest(noises: Sequence[float], noise: float) -> float:

@@ -45,7 +45,7 @@ def select(
     *,
     rule: str = "gp",
     criterion: str = "rmse",
-    centered: bool = True,
+    mean: str | None = "constant",
     families: Sequence[str] = FAMILIES,
     settings: Sequence[Setting] | None = None,
     normalization: str | None = "symmetric",
@@ -60,9 +60,10 @@ def select(
     :param known: ids of the known nodes, (n,).
     :param values: their values, (n, k). Nothing else is looked at.
     :param rule: which rule will be used: ``"gp"``, ``"paper"`` or ``"normalized"``.
-    :param criterion: ``"rmse"``, or ``"cosine"`` where values are directions; for the GP also ``"likelihood"``, with the
-        amplitude that makes it largest. Several columns are in units of their deviations.
-    :param centered: for the GP, whether it has a constant mean; no for directions.
+    :param criterion: ``"rmse"``, or ``"cosine"`` where values are directions; for the GP also the restricted ``"likelihood"``,
+        with the amplitude that makes it largest. Several columns are in units of their deviations.
+    :param mean: for the GP, its trend: ``"constant"``, ``"linear"``, or None for directions. It is estimated anew wherever
+        values are held out, from the kept ones.
     :param families: which of the above to try, for points, the GP and criteria other than the likelihood; otherwise it is the
         implicit or the given graph.
     :param settings: try only these pairs of an edge function and a series (for a graph, of None and a series).
@@ -89,7 +90,7 @@ def select(
         settings = series_candidates(points.num_nodes)
     only_grid = settings is not None or rule != "gp" or criterion == "likelihood"
     dense = only_grid or set(families) == {"implicit"}
-    search = Search(points, known, values, rule, criterion, centered, dense, noises, seed, progress)
+    search = Search(points, known, values, rule, criterion, mean, dense, noises, seed, progress)
     if only_grid:
         search.grid("graph", candidates(search.points) if settings is None else settings, normalization=normalization)
         return search.best()

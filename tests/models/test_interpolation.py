@@ -78,7 +78,7 @@ def test_deviations_are_those_of_the_posterior(features):
     block = kernel[known][:, known]
     noisy = block + noise * block.diagonal().mean() * torch.eye(len(known)).double()
     centred = values[known] - constant_mean(noisy, values[known])
-    amplitude = (centred * torch.linalg.solve(noisy, centred)).mean(0)
+    amplitude = (centred * torch.linalg.solve(noisy, centred)).sum(0) / (len(known) - 1)  # the mean is estimated
     one = torch.ones(len(known)).double()
     rest = 1 - kernel[:, known] @ torch.linalg.solve(noisy, one)
     variance = (kernel - kernel[:, known] @ torch.linalg.solve(noisy, kernel[known])).diagonal()

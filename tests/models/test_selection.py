@@ -31,8 +31,9 @@ def brute_force(kernel, values, rule, noise, criterion, region):
         rest = region.kept(held)
         cross = kernel[held][:, rest]
         if rule == "gp":
-            offset = values.mean(0)
             noisy = kernel[rest][:, rest] + noise * kernel.diagonal().mean() * torch.eye(len(rest)).double()
+            ones = torch.linalg.solve(noisy, torch.ones(len(rest)).double())
+            offset = ones @ values[rest] / ones.sum()  # of the kept values alone
             predicted = offset + cross @ torch.linalg.solve(noisy, values[rest] - offset)
         else:
             predicted = cross @ values[rest] / (cross.sum(-1, keepdim=True) if rule == "normalized" else 1)
@@ -92,13 +93,17 @@ def test_likelihood_is_that_of_the_best_amplitude():
     found = select(points, known, values[known], criterion="likelihood", settings=[(edge, series)], noises=[0.1])
     kernel = dense_kernel(ImplicitGraph(points, edge), series)[known][:, known]
     noisy = kernel / kernel.diagonal().mean() + 0.1 * torch.eye(len(known)).double()
-    centred = values[known] - values[known].mean(0)
+    # Of the contrasts of the values, which know nothing of their mean.
+    contrasts = torch.linalg.svd(torch.ones(1, len(known)).double())[2][1:]
+    law = contrasts @ noisy @ contrasts.mT
 
     def likelihood(log_amplitude):
         normal = torch.distributions.MultivariateNormal(
-            torch.zeros(len(known)).double(), math.exp(log_amplitude) * noisy, validate_args=False
+            torch.zeros(len(contrasts)).double(),
+            math.exp(log_amplitude) * contrasts @ noisy @ contrasts.mT,
+            validate_args=False,
         )
-        return float(normal.log_prob(centred.mT).mean()) / len(known)
+        return float(normal.log_prob((contrasts @ values[known]).mT).mean()) / len(contrasts)
 
     best = max(likelihood(a) for a in torch.linspace(-6, 6, 1201).tolist())
     assert found.score == pytest.approx(best, abs=1e-4)
@@ -196,7 +201,8 @@ def test_settings_that_lose_on_the_first_regions_are_dropped_and_the_best_is_kep
     points, known, values = problem(WHOLE + 500, 600)
     settings = [(Gaussian(length), Diffusion(time)) for length in (0.01, 0.04) for time in (0.1, 0.3, 1.0, 3.0, 12.0, 50.0)]
     regions, seen = regions_of(points, known), []
-    words = {"rule": "gp", "criterion": "rmse", "offset": values[known].mean(0), "wrap": lambda work: seen.extend(work) or work}
+    basis = torch.ones(600, 1).double()
+    words = {"rule": "gp", "criterion": "rmse", "basis": basis, "wrap": lambda work: seen.extend(work) or work}
     halved = best_of_grid(points, regions, values[known], settings, [0.01], **words)
     # every setting has an edge of its own here, and work for each
     assert len(seen) == FIRST * len(settings) + (len(regions) - FIRST) * FINAL < len(regions) * len(settings)
