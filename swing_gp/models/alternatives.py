@@ -22,15 +22,17 @@ from swing_gp.models.settings_posterior import Alternative
 from swing_gp.operators.exact import ExactSpectrum
 from swing_gp.series.base import Series
 
-# Steps of the lengthscale beside the chosen one, as powers of two, and how far they may go from the middle of the prior: two and a
-# half of its standard deviations. Steps of the weight of the graph, which says less, and the least that differs from none.
+# Steps of the lengthscale beside the chosen one, as powers of two, and how far they may go from the middle of the prior: two
+# and a half of its standard deviations. Steps of the weight of the graph, which values say less of.
 STEPS, FARTHEST, STEPS_OF_GRAPH = tuple(step / 2 for step in range(-12, 13)), 2.5, (-2.0, 0.0, 2.0)
 
 
 def alternatives_on_coordinates(model: CoordinateGP) -> list[Alternative]:
     """Matérn kernels of all smoothnesses and lengthscales, and of a few weights of the graph where there is one."""
     found, extended = list[Alternative](), model.coordinates is not None
-    for nu, step, of_graph in itertools.product(EDGES, STEPS[::2] if extended else STEPS, STEPS_OF_GRAPH if extended else (0.0,)):
+    for nu, step, of_graph in itertools.product(
+        EDGES, STEPS[::2] if extended else STEPS, STEPS_OF_GRAPH if extended else (0.0,)
+    ):
         other = model.with_settings({"nu": nu, "lengthscale": model.lengthscale * 2**step, "beta": model.beta * 2**of_graph})
         # Priors are those that settings are learnt with: normal in logarithms.
         length = math.log(other.lengthscale / math.hypot(1.0, other.beta)) / WIDTH

@@ -41,6 +41,7 @@ from swing_gp.graphs.implicit import ImplicitGraph
 from swing_gp.graphs.sparse import SparseGraph
 from swing_gp.models.comparison import ModelWarning
 from swing_gp.models.coordinates import CoordinatePosterior
+from swing_gp.models.graph_grid import ENOUGH
 from swing_gp.models.graph_posterior import ByColumn, GraphPosterior
 from swing_gp.models.selection import FAMILIES, RULES, Selection, select, select_each
 from swing_gp.models.settings_posterior import MOST_KNOWN, NOISES, IntegratedPosterior, SettingsPosterior
@@ -197,17 +198,13 @@ def interpolate(
         elif targets:
             parts = [task.column(i).posterior(own.graph, own.series, own.noise, own)[0] for i, own in enumerate(targets)]
             posterior = ByColumn(parts)
-            found = posterior.mean
         else:
             posterior, info = task.posterior(graph, series, noise, None if given_series else selection)
-            found = posterior.mean
-    found = found.to(values.dtype).reshape(-1, *values.shape[1:])
     if noise is not None:
         _warn_of_unknown(graph, known, posterior)
-        if targets:
-            posterior = ByColumn([task.column(i).integrated(posterior.parts[i], own, noises) for i, own in enumerate(targets)])
-        else:
-            posterior = task.integrated(posterior, selection, noises)
+        posterior = task.integrated(posterior, targets or [selection], noises)
+        found = posterior.mean
+    found = found.to(values.dtype).reshape(-1, *values.shape[1:])
     return Interpolation(found, rule, graph, series, noise, info, selection, tuple(targets), unreached, posterior)
 
 
@@ -256,13 +253,21 @@ class _Task:
         columns = self.columns.to(operator.dtype)
         return GraphPosterior(operator, self.known, columns, self.basis, noise, amplitude), operator.info
 
-    def integrated(self, posterior: Any, selection: Selection | None, noises: Sequence[float]) -> Any:
-        """With deviations that know how uncertain settings are, where they were chosen from few values."""
+    def integrated(self, posterior: Any, chosen: Sequence[Selection | None], noises: Sequence[float]) -> Any:
+        """With deviations that know how uncertain settings are, where they were chosen from few values.
+
+        :param chosen: what was chosen for all columns, or for each of several.
+        :param noises: those that there was a choice of.
+        """
+        if isinstance(posterior, ByColumn):
+            parts = zip(posterior.parts, chosen, strict=True)
+            return ByColumn([self.column(i).integrated(part, [own], noises) for i, (part, own) in enumerate(parts)])
+        (selection,) = chosen
         if selection is None or not selection.alternatives or len(self.known) > MOST_KNOWN:
             return posterior
-        settings = SettingsPosterior(
-            selection.alternatives, self.known, self.columns, self.basis, posterior.mean, noises
-        )
+        # Where scores tell settings apart by chance alone, predictions are those of all.
+        predictions = posterior.mean if len(self.known) >= ENOUGH else None
+        settings = SettingsPosterior(selection.alternatives, self.known, self.columns, self.basis, predictions, noises)
         return IntegratedPosterior(posterior, settings)
 
 

@@ -65,8 +65,8 @@ class Selection:
     :ivar model: for the families on coordinates, the GP.
     :ivar amplitude: what functions are multiplied by, for every column, (k,), so that squares of held-out residuals are their
         variances in the mean; None where there is no noise, and for the criterion ``"likelihood"``.
-    :ivar alternatives: kernels of all families that were tried, which deviations are integrated over; none where the chosen family
-        is of graphs and the graph is too large for eigenvalues.
+    :ivar alternatives: kernels of all families that were tried, which deviations are integrated over; none where the chosen
+        family is of graphs and the graph is too large for eigenvalues.
     """
 
     graph: Graph

@@ -1,9 +1,9 @@
 r"""Deviations that know how uncertain settings are: a Gaussian process integrated over kernels, noise, amplitude and trend.
 
-With few known values, or in wide gaps, many kernels say what is known about as well, and differ in what they say of the rest. Let
-s be a kernel with a noise ratio :math:`\sigma_s^2` (over the mean prior variance of the known nodes), H the basis of the trend at
-the known nodes, Q an orthonormal basis of what is orthogonal to it, and :math:`z = Q^\top y` the m contrasts of the values, which
-the trend does not enter. With :math:`S = Q^\top K Q + \sigma^2 I` and :math:`q = z^\top S^{-1} z`, the amplitude
+With few known values, or in wide gaps, many kernels explain what is known about as well, and differ in what they say of the
+rest. Let s be a kernel with a noise ratio :math:`\sigma^2` (over the mean prior variance of the known nodes), H the basis of
+the trend at the known nodes, Q an orthonormal basis of what is orthogonal to it, and :math:`z = Q^\top y` the m contrasts of
+the values, which the trend does not enter. With :math:`S = Q^\top K Q + \sigma^2 I` and :math:`q = z^\top S^{-1} z`, the amplitude
 :math:`a^2 \sim` scaled inverse chi-square of :math:`\nu_0` degrees of freedom around the mean square :math:`s_0^2` of the
 contrasts, and a flat prior of the trend,
 
@@ -21,7 +21,7 @@ serves all noises of a kernel, and with its eigenvectors one product serves all 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -33,17 +33,17 @@ from swing_gp.linalg.chunks import row_chunks
 
 # Known values up to which settings are integrated over: an eigendecomposition then takes 0.2 seconds.
 MOST_KNOWN = 600
-# From how many known values on all kernels are tried on a sample of so many, and how many of the likeliest go on to all of them. What
-# a sample says of kernels is less sharp, so that the likeliest are among these.
+# From how many known values on all kernels are tried on a sample of so many, and how many of the likeliest go on to all of
+# them. What a sample says of kernels is less sharp, so that the likeliest are among these.
 SAMPLE, LIKELIEST = 150, 16
-# Noise variances over the mean prior variance of the known nodes, half a decade apart; the prior of their logarithm is normal, as
-# wide as that which hyper-parameters are learnt with.
+# Noise variances over the mean prior variance of the known nodes, half a decade apart; the prior of their logarithm is normal,
+# as wide as that which hyper-parameters are learnt with.
 NOISES = tuple(10.0 ** (step / 2) for step in range(-12, 2))
 NOISE_CENTER, NOISE_WIDTH = math.log(0.03), 3.0
 # Known values that the prior of the amplitude counts for: the fewest with which a single contrast has a mean square.
 PRIOR_VALUES = 2.0
-# The share of the weight that predictions are made of; and the fewest kernels that this may take, more where products among nodes
-# and known ones are below so many multiplications.
+# The share of the weight that predictions are made of; and the fewest kernels that this may take, more where products among
+# nodes and known ones are below so many multiplications.
 SHARE, FEWEST, WORK = 0.99, 4, 2**34
 # Contrasts, over the largest value, and kernels, over their diagonal, that are zero but for rounding.
 ROUNDING = 1e-13
@@ -73,13 +73,13 @@ class SettingsPosterior:
     :param known: ids of the known nodes, (n,).
     :param values: their values, (n, k); columns share their settings and have amplitudes of their own.
     :param basis: of the trend, at all nodes, (N, p).
-    :param mean: the predictions, (N, k).
+    :param mean: the predictions, (N, k); None for the means of the mixture, which have the least deviations.
     :param noises: noise ratios; one is no choice.
 
     >>> from swing_gp.models.alternatives import alternatives_on_coordinates
     >>> from swing_gp.models.coordinates import CoordinateGP
     >>> x, known = torch.linspace(-2, 2, 9).double().unsqueeze(-1), torch.arange(0, 9, 2)
-    >>> kernels = alternatives_on_coordinates(CoordinateGP(x, None, 1.5, True))
+    >>> kernels = alternatives_on_coordinates(CoordinateGP(x, None, 1.5, "constant"))
     >>> found = SettingsPosterior(kernels, known, torch.sin(x[known]), torch.ones(9, 1).double(), torch.sin(x))
     >>> bool((found.std[1::2] > found.std[:-1:2]).all()), found.noise_std.shape
     (True, torch.Size([1]))
@@ -91,11 +91,11 @@ class SettingsPosterior:
         known: Tensor,
         values: Tensor,
         basis: Tensor,
-        mean: Tensor,
+        mean: Tensor | None = None,
         noises: Sequence[float] | Tensor = NOISES,
     ) -> None:
         self.alternatives, self.known, self.values = tuple(alternatives), known, values.double()
-        self.basis, self.mean = basis.double(), mean
+        self.basis, self._predictions = basis.double(), mean
         self.noises = torch.as_tensor(noises, dtype=torch.float64)
         self.contrasts = _Contrasts(self.basis[known], self.values)
 
@@ -112,7 +112,7 @@ class SettingsPosterior:
         if len(self.known) <= SAMPLE or len(self.alternatives) <= LIKELIEST:
             return list(range(len(self.alternatives)))
         sample = torch.randperm(len(self.known), generator=torch.Generator().manual_seed(0))[:SAMPLE]
-        few = SettingsPosterior(self.alternatives, self.known[sample], self.values[sample], self.basis, self.mean, self.noises)
+        few = SettingsPosterior(self.alternatives, self.known[sample], self.values[sample], self.basis, noises=self.noises)
         return few.weights.sum(1).topk(LIKELIEST).indices.tolist()
 
     @cached_property
@@ -136,18 +136,38 @@ class SettingsPosterior:
         return [(self._decomposed(self.alternatives[i]), self.weights[i] / total) for i in chosen]
 
     @cached_property
+    def mean(self) -> Tensor:  # (N, k)
+        """The predictions."""
+        if self._predictions is not None:
+            return self._predictions
+        return self._summed(lambda rows, weights, means, _: torch.einsum("s,msk->mk", weights, means)) * self.contrasts.largest
+
+    @cached_property
     def std(self) -> Tensor:  # (N, k)
         """Deviations of the function from the predictions at all nodes: roots of mean squares."""
-        squares, largest = torch.zeros(self.mean.shape, dtype=torch.float64), self.contrasts.largest
-        every = torch.arange(len(squares))
-        with torch.no_grad():
-            for kernel, weights in self._kept:
-                amplitudes = kernel.amplitudes(self.noises)  # (noises, k)
-                for rows in row_chunks(len(squares), 4 * len(self.known)):
-                    means, variances = kernel.predict(every[rows], self.basis, self.noises)
-                    missed = (means - (self.mean[rows].double() / largest).unsqueeze(1)).square()  # (m, noises, k)
-                    squares[rows] += torch.einsum("s,msk->mk", weights, variances.unsqueeze(-1) * amplitudes + missed)
-        return squares.sqrt() * largest
+        predictions = self.mean.double() / self.contrasts.largest
+
+        def squares(rows: slice, weights: Tensor, means: Tensor, variances: Tensor) -> Tensor:
+            missed = (means - predictions[rows].unsqueeze(1)).square()
+            return torch.einsum("s,msk->mk", weights, variances + missed)
+
+        return self._summed(squares).sqrt() * self.contrasts.largest
+
+    @torch.no_grad()
+    def _summed(self, part: Callable[[slice, Tensor, Tensor, Tensor], Tensor]) -> Tensor:  # (N, k)
+        """Sums over kernels, a block of nodes after the other.
+
+        :param part: of a kernel at some nodes, (m, k), from their places, the weights of noises, (s,), and means and variances
+            for each of these, (m, s, k), in units of the largest values.
+        """
+        every = torch.arange(len(self.basis))
+        total = torch.zeros(len(every), self.values.shape[1], dtype=torch.float64)
+        for kernel, weights in self._kept:
+            amplitudes = kernel.amplitudes(self.noises)  # (s, k)
+            for rows in row_chunks(len(every), max(4 * len(self.known), amplitudes.numel())):
+                means, variances = kernel.predict(every[rows], self.basis, self.noises)
+                total[rows] += part(rows, weights, means, variances.unsqueeze(-1) * amplitudes)
+        return total
 
     @cached_property
     def noise_std(self) -> Tensor:  # (k,)
@@ -158,10 +178,10 @@ class SettingsPosterior:
 
 @dataclass(frozen=True)
 class IntegratedPosterior:
-    """A posterior with chosen settings, whose deviations are integrated over all.
+    """A posterior with chosen settings, whose deviations are integrated over all of them.
 
-    :ivar chosen: with a mean, (N, k), and variances for an amplitude of one, (N,).
-    :ivar settings: around that mean.
+    :ivar chosen: with means, (N, k), and variances for an amplitude of one, (N,).
+    :ivar settings: that deviations are integrated over, around predictions of the chosen ones or of all.
     """
 
     chosen: Any
@@ -169,7 +189,7 @@ class IntegratedPosterior:
 
     @property
     def mean(self) -> Tensor:  # (N, k)
-        return self.chosen.mean
+        return self.settings.mean
 
     @property
     def variance(self) -> Tensor:  # (N,)
@@ -241,8 +261,10 @@ class _Decomposed:
         return self._squares(noises) / max(1.0, len(self.rotated) + PRIOR_VALUES - 2) * self.contrasts.unit.square()
 
     def predict(self, rows: Tensor, basis: Tensor, noises: Tensor) -> tuple[Tensor, Tensor]:
-        """Means at some nodes, (m, s, k), in units of the largest values, and variances for an amplitude of one, (m, s), by universal kriging: predictions are of
-        what a plain trend leaves, whatever the coefficients of the trend."""
+        """Means at some nodes, (m, s, k), in units of the largest values, and variances for an amplitude of one, (m, s).
+
+        It is universal kriging: predictions are of what a plain trend leaves, which no coefficients of the trend change.
+        """
         told, trend = self.contrasts, basis[rows]
         cross = self.alternative.covariance(rows, self.known) / self.scale
         spread = trend @ (told.fit @ self.covariance)  # covariances of the plain trend's error with the known nodes
@@ -257,8 +279,10 @@ class _Decomposed:
 
 
 def _with_missing(variances: Tensor, prior: Tensor) -> Tensor:  # (m, s), (m, 1) -> (m, s)
-    """Variances of nodes that a kernel gives less prior variance than known nodes have in the mean, which is no knowledge of the
-    values there (diffusion over long times knows nodes by their degrees): the share that is left of what they have is left of what
-    they miss."""
+    """Variances, raised where a kernel gives nodes less prior variance than known nodes have in the mean.
+
+    That is no knowledge of their values (diffusion over long times knows nodes by their degrees): of what they miss the share
+    is left that is left of what they have.
+    """
     left = (variances / prior.clamp_min(torch.finfo(prior.dtype).tiny)).clamp_max(1.0)
     return variances + (1 - prior).clamp_min(0) * left

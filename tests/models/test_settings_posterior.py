@@ -112,7 +112,7 @@ def test_columns_share_weights_and_constant_ones_have_none(unit):
 def test_many_values_are_tried_on_the_likeliest_kernels_of_a_sample(monkeypatch):
     points, generator = cloud(400, 2), torch.Generator().manual_seed(0)
     known, ones = torch.arange(2 * SAMPLE), torch.ones(400, 1).double()
-    model = CoordinateGP((points - points.mean(0)) / points.var(0, correction=0).sum().sqrt(), None, 1.5, True, 0.5)
+    model = CoordinateGP((points - points.mean(0)) / points.var(0, correction=0).sum().sqrt(), None, 1.5, "constant", 0.5)
     kernels = alternatives_on_coordinates(model)
     exact = next(kernel for kernel in kernels if kernel.model == model)
     every = torch.arange(400)
@@ -130,7 +130,7 @@ def test_many_values_are_tried_on_the_likeliest_kernels_of_a_sample(monkeypatch)
 def test_families_have_equal_prior_weights_and_graphs_without_eigenvalues_none():
     points = cloud(50, 2)
     families = {"implicit": alternatives_on_graph(points, [(Gaussian(0.1), Diffusion(time)) for time in (1.0, 2.0, 4.0)]),
-                "coordinates": alternatives_on_coordinates(CoordinateGP(points, None, 0.5, True))}  # fmt: skip
+                "coordinates": alternatives_on_coordinates(CoordinateGP(points, None, 0.5, "constant"))}  # fmt: skip
     found = equally_likely(families, "implicit")
     assert len(found) == sum(map(len, families.values()))
     assert sum(math.exp(each.log_prior) for each in found[:3]) == pytest.approx(1)
@@ -151,7 +151,7 @@ def test_diffusion_over_long_times_claims_no_certainty():
     found = SettingsPosterior(alternatives, known, values, torch.ones(41, 0).double(), torch.zeros(41, 1).double())
     amplitude = float((values.square().mean()).sqrt())
     kernel, weights = found._kept[0]
-    deviation = float(((weights @ kernel.amplitudes(found.noises))).sqrt())
+    deviation = float((weights @ kernel.amplitudes(found.noises)).sqrt())
     assert float(found.std[40]) > 0.3 * deviation > 0.01 * amplitude
 
 
@@ -189,7 +189,9 @@ def coverage(kind, lengthscale, noise, draws, **words):
         hidden[known] = False
         noisy = kernel[known][:, known] + (noise**2 + 1e-10) * torch.eye(len(known)).double()
         solved = torch.linalg.solve(noisy, kernel[known])
-        best = interval((solved.mT @ values[known] - field)[hidden], (1 - (kernel[known] * solved).sum(0)).clamp_min(0).sqrt()[hidden])
+        best = interval(
+            (solved.mT @ values[known] - field)[hidden], (1 - (kernel[known] * solved).sum(0)).clamp_min(0).sqrt()[hidden]
+        )
         rows.append((*interval((found.values - field)[hidden], found.std[hidden]), best[1], float(found.noise_std)))
     return torch.tensor(rows, dtype=torch.float64)
 
