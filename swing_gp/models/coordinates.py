@@ -30,6 +30,8 @@ from swing_gp.operators.diffusion_coordinates import DiffusionCoordinates
 
 # Up to so many values are learnt from all at once, and up to so many conditioned on all at once.
 LEARNT, EXACT = 512, 1000
+# Above these, values that the slopes of a trend are estimated from, by dense algebra.
+SAMPLE = 1000
 # Above these, values that are held out to learn from, and the nearest that they are given.
 HELD, GIVEN = 256, 48
 # Neighbours of a prediction, and how many under a noise that single neighbours cannot average out.
@@ -96,7 +98,7 @@ class CoordinateGP:
                 cross, basis = self._covariance(extended[known], extended[at[rows]]), self.basis[at[rows]]
                 parts.append(gp.predict(cross, basis, torch.ones_like(cross[0])))
             return LocalPrediction(*map(torch.cat, zip(*parts, strict=True)))
-        sample = torch.randperm(len(known), generator=torch.Generator().manual_seed(0))[:EXACT]
+        sample = torch.randperm(len(known), generator=torch.Generator().manual_seed(0))[:SAMPLE]
         trend, dim = self._dense(known[sample], values[sample]).trend, self.points.shape[1]
         local = LocalGP(
             EDGES[self.nu](1.0),

@@ -1,10 +1,10 @@
 r"""Scores of graph kernels on held-out known values.
 
 On parts of up to 2,000 nodes kernels come from eigenvalues, so that one decomposition serves all series of a graph, and one of
-the covariance of the known nodes all noises: with :math:`A = K + \sigma^2 I`, a trend H and :math:`P = A^{-1} - A^{-1} H
-(H^\top A^{-1} H)^{-1} H^\top A^{-1}` the GP's prediction of held-out nodes B from all others, which the trend is estimated from
-too, is :math:`y_B - (P_{BB})^{-1} [P y]_B`, and the rules of the paper leave terms out of their sums. On larger
-parts, which wide gaps ask for, every setting is a solve in precision form, and a search goes from setting to neighbour.
+the covariance of the known nodes all noises: with :math:`A = K + \sigma^2 I`, the basis H of a trend and
+:math:`P = A^{-1} - A^{-1} H (H^\top A^{-1} H)^{-1} H^\top A^{-1}` the prediction of held-out nodes B from all others, trend and
+all, is :math:`y_B - (P_{BB})^{-1} [P y]_B`, and the rules of the paper leave terms out of their sums. On larger parts, which
+wide gaps ask for, every setting is a solve in precision form, and a search goes from setting to neighbour.
 """
 
 from __future__ import annotations

@@ -89,8 +89,8 @@ def _parts(
     generator = torch.Generator().manual_seed(seed)
     balls = _HopBalls(nodes) if isinstance(nodes, SparseGraph) and nodes.dim == 0 else _Balls(nodes)
     taken, most = 0, PARTS
-    share = int((row >= 0).sum()) / len(row)
-    least = max(min(PART, int(KNOWN / share)), int(fewest / share))
+    given = int((row >= 0).sum())
+    least = max(min(PART, int(KNOWN * len(row) / given)), int(fewest * len(row) / given))
     for turn in range(3 * PARTS):
         fold, distances = folds[turn % len(folds)]
         assert distances is not None

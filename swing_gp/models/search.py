@@ -47,7 +47,7 @@ NOISES_OF_MATERN = (1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0)
 EIGENPAIRS, MOST_EXTENDED = 60, 20_000
 # Settings that a search in wide gaps may try for one smoothness, and one that refines.
 SOLVES, REFINED = 10, 16
-# Known values of a part for each coefficient of a trend: with fewer, estimating it anew makes scores of parts much worse.
+# Known values of a part for each coefficient of a linear trend: with fewer, estimating it anew makes scores far worse.
 PER_COEFFICIENT = 5
 # How level the powers on both sides must be for the one between to be tried.
 CLOSE = 1.03
@@ -122,7 +122,7 @@ class Search:
             raise ValueError("One known node is too few to choose settings by: give a graph, a series and noise.")
         # Grids of settings want eigenvalues: their regions stay small, however wide gaps are.
         self.basis = trend_basis(self.mean, self.points, known)  # (N, p)
-        fewest = PER_COEFFICIENT * self.basis.shape[1]
+        fewest = PER_COEFFICIENT * self.basis.shape[1] if self.mean == "linear" else 0
         regions = regions_of(nodes, known, largest=WIDE if dense else LARGEST_PART, fewest=fewest, seed=seed)
         self.regions = [region for region in (_told(region, self.basis[known]) for region in regions) if region.splits]
         if not self.regions:

@@ -100,7 +100,7 @@ def test_likelihood_is_that_of_the_best_amplitude():
     def likelihood(log_amplitude):
         normal = torch.distributions.MultivariateNormal(
             torch.zeros(len(contrasts)).double(),
-            math.exp(log_amplitude) * contrasts @ noisy @ contrasts.mT,
+            math.exp(log_amplitude) * law,
             validate_args=False,
         )
         return float(normal.log_prob((contrasts @ values[known]).mT).mean()) / len(contrasts)
