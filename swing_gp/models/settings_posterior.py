@@ -3,9 +3,9 @@ r"""Deviations that know how uncertain settings are: a Gaussian process integrat
 With few known values, or in wide gaps, many kernels explain what is known about as well, and differ in what they say of the
 rest. Let s be a kernel with a noise ratio :math:`\sigma^2` (over the mean prior variance of the known nodes), H the basis of
 the trend at the known nodes, Q an orthonormal basis of what is orthogonal to it, and :math:`z = Q^\top y` the m contrasts of
-the values, which the trend does not enter. With :math:`S = Q^\top K Q + \sigma^2 I` and :math:`q = z^\top S^{-1} z`, the amplitude
-:math:`a^2 \sim` scaled inverse chi-square of :math:`\nu_0` degrees of freedom around the mean square :math:`s_0^2` of the
-contrasts, and a flat prior of the trend,
+the values, which the trend does not enter. With :math:`S = Q^\top K Q + \sigma^2 I`, :math:`q = z^\top S^{-1} z`, a flat prior
+of the trend, and for the squared amplitude a scaled inverse chi-square one of :math:`\nu_0` degrees of freedom around the mean
+square :math:`s_0^2` of the contrasts,
 
 .. math:: \log p(y \mid s) = -\tfrac12 \log\det S - \tfrac{m + \nu_0}2 \log (q + \nu_0 s_0^2) + \text{const}, \qquad
           \mathrm{E}\, a^2 = \frac{q + \nu_0 s_0^2}{m + \nu_0 - 2} .
