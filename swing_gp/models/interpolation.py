@@ -63,8 +63,8 @@ UNTOLD, MANY = 0.99, 0.1
 class Interpolation:
     """Values at all nodes, and how they were found.
 
-    :ivar values: (N,) or (N, k), like the known ones. Where settings were chosen from fewer than 100 values, they are means over
-        settings; otherwise, those of the chosen ones.
+    :ivar values: (N,) or (N, k), like the known ones. Where settings were chosen from fewer than 100 values, they are means
+        over settings; otherwise, those of the chosen ones.
     :ivar graph: the graph, with the lengthscale in use.
     :ivar noise: for the GP, the noise variance over the mean prior variance of the known nodes.
     :ivar info: the route of the products; None for GPs on coordinates, and where columns have settings of their own.
@@ -95,9 +95,12 @@ class Interpolation:
 
     @property
     def noise_std(self) -> Tensor:
-        """For the GP, the standard deviation of the noise, a number or one for each column: of the observations, where settings
-        are integrated over (at most 600 known values; graph kernels on at most 1,000 nodes); beyond that, for a graph kernel that
-        was chosen, what predicts held-out values best, and at most that, for such kernels take noise for roughness."""
+        """For the GP, the standard deviation of the noise, a number or one for each column.
+
+        It is that of the observations where settings are integrated over: of at most 600 known values, and of graph kernels on
+        at most 1,000 nodes. Beyond that, for a graph kernel that was chosen, it is the noise that predicts held-out values
+        best, which is at most that: such kernels take noise for roughness of the function.
+        """
         self._check_gp("noise")
         return self._posterior.noise_std.reshape(self.values.shape[1:]).to(self.values.dtype)
 
@@ -128,9 +131,10 @@ def interpolate(
     """Values at all nodes from those at some.
 
     What is not given is chosen by :func:`~swing_gp.models.selection.select` from the known values alone: everything for
-    points, the noise for a graph and a series. Deviations, and predictions from few values, are integrated over what there was to
-    choose (:mod:`~swing_gp.models.settings_posterior`). A warning (:class:`~swing_gp.ModelWarning`) names a model that predicts held-out
-    values no better than the mean or the nearest known value, that is mostly noise, or that knows nothing of many nodes.
+    points, the noise for a graph and a series. Deviations, and predictions from few values, are integrated over what there was
+    to choose (:mod:`~swing_gp.models.settings_posterior`). A warning (:class:`~swing_gp.ModelWarning`) names a model that
+    predicts held-out values no better than the mean or the nearest known value, that is mostly noise, or that knows nothing of
+    many nodes.
 
     :param graph: points, (N, d), for which a model is chosen (a tensor, or anything that NumPy takes for an array); an implicit
         graph, which needs a ``series``; or a sparse graph (:class:`~swing_gp.SparseGraph`, :func:`~swing_gp.knn_graph`), for
