@@ -42,9 +42,10 @@ from swing_gp.graphs.order import position_order
 from swing_gp.graphs.sparse import SparseGraph
 from swing_gp.models.comparison import ModelWarning
 from swing_gp.models.coordinates import CoordinatePosterior
-from swing_gp.models.graph_grid import weighted_means
+from swing_gp.models.graph_grid import ENOUGH, weighted_means
 from swing_gp.models.graph_posterior import ByColumn, GraphPosterior
 from swing_gp.models.selection import FAMILIES, RULES, Selection, check_noise, check_weights, select, select_each
+from swing_gp.models.settings_posterior import MOST_KNOWN, NOISES, IntegratedPosterior, SettingsPosterior
 from swing_gp.operators.graph_kernel import graph_kernel
 from swing_gp.operators.walks import Walks
 from swing_gp.series.base import Series
@@ -63,7 +64,8 @@ UNTOLD, MANY = 0.99, 0.1
 class Interpolation:
     """Values at all nodes, and how they were found.
 
-    :ivar values: (N,) or (N, k), like the known ones.
+    :ivar values: (N,) or (N, k), like the known ones. Where settings were chosen from fewer than 100 values, they are means
+        over settings; otherwise, those of the chosen ones.
     :ivar graph: the graph, with the lengthscale in use.
     :ivar noise: for the GP, the noise variance over the mean prior variance of the known nodes.
     :ivar info: the route of the products; None for GPs on coordinates, and where columns have settings of their own.
@@ -87,13 +89,19 @@ class Interpolation:
     @cached_property
     def std(self) -> Tensor:
         """For the GP, standard deviations of the function at all nodes, of the shape of the values; computed when first asked
-        for. A new observation has the noise besides: its variance is ``std**2 + noise_std**2``."""
+        for. They know how uncertain settings are that were chosen from few values. A new observation has the
+        noise besides: its variance is ``std**2 + noise_std**2``."""
         self._check_gp("standard deviations")
         return self._posterior.std.reshape(self.values.shape).to(self.values.dtype)
 
     @property
     def noise_std(self) -> Tensor:
-        """For the GP, the standard deviation of the noise, a number or one for each column."""
+        """For the GP, the standard deviation of the noise, a number or one for each column.
+
+        It is that of the observations where settings are integrated over: of at most 600 known values, and of graph kernels on
+        at most 1,000 nodes. Beyond that, for a graph kernel that was chosen, it is the noise that predicts held-out values
+        best, which is at most that: such kernels take noise for roughness of the function.
+        """
         self._check_gp("noise")
         return self._posterior.noise_std.reshape(self.values.shape[1:]).to(self.values.dtype)
 
@@ -124,8 +132,10 @@ def interpolate(
     """Values at all nodes from those at some.
 
     What is not given is chosen by :func:`~swing_gp.models.selection.select` from the known values alone: everything for
-    points, the noise for a graph and a series. A warning (:class:`~swing_gp.ModelWarning`) names a model that predicts held-out
-    values no better than the mean or the nearest known value, that is mostly noise, or that knows nothing of many nodes.
+    points, the noise for a graph and a series. Deviations, and predictions from few values, are integrated over what there was
+    to choose (:mod:`~swing_gp.models.settings_posterior`). A warning (:class:`~swing_gp.ModelWarning`) names a model that
+    predicts held-out values no better than the mean or the nearest known value, that is mostly noise, or that knows nothing of
+    many nodes.
 
     :param graph: points, (N, d), for which a model is chosen (a tensor, or anything that NumPy takes for an array); an implicit
         graph, which needs a ``series``; or a sparse graph (:class:`~swing_gp.SparseGraph`, :func:`~swing_gp.knn_graph`), for
@@ -178,7 +188,7 @@ def interpolate(
     basis = trend_basis(mean if rule == "gp" else None, graph.points, known)
     task = _Task(known, columns, basis, progress,
                  {"features": features, "walks": walks, "tol": tol, "num_features": num_features, "seed": seed})  # fmt: skip
-    selection, targets = None, list[Selection]()
+    selection, targets, noises = None, list[Selection](), NOISES if noise is None else (noise,)
     if series is None or (rule == "gp" and noise is None):
         words: dict[str, Any] = {"rule": rule, "criterion": criterion, "mean": mean, "time_limit": time_limit,
                                  "noises": None if noise is None else [noise], "seed": seed, "progress": progress}  # fmt: skip
@@ -207,13 +217,13 @@ def interpolate(
         elif targets:
             parts = [task.column(i).posterior(own.graph, own.series, own.noise, own)[0] for i, own in enumerate(targets)]
             posterior = ByColumn(parts)
-            found = posterior.mean
         else:
             posterior, info = task.posterior(graph, series, noise, None if given_series else selection)
-            found = posterior.mean
-    found = found.to(values.dtype).reshape(-1, *values.shape[1:])
     if noise is not None:
         _warn_of_unknown(graph, known, posterior)
+        posterior = task.integrated(posterior, targets or [selection], noises)
+        found = posterior.mean
+    found = found.to(values.dtype).reshape(-1, *values.shape[1:])
     return Interpolation(found, rule, graph, series, noise, info, selection, tuple(targets), unreached, posterior)
 
 
@@ -261,6 +271,23 @@ class _Task:
         operator = self.operator(graph, series, noise)
         columns = self.columns.to(operator.dtype)
         return GraphPosterior(operator, self.known, columns, self.basis, noise, amplitude), operator.info
+
+    def integrated(self, posterior: Any, chosen: Sequence[Selection | None], noises: Sequence[float]) -> Any:
+        """With deviations that know how uncertain settings are, where they were chosen from few values.
+
+        :param chosen: what was chosen for all columns, or for each of several.
+        :param noises: those that there was a choice of.
+        """
+        if isinstance(posterior, ByColumn):
+            parts = zip(posterior.parts, chosen, strict=True)
+            return ByColumn([self.column(i).integrated(part, [own], noises) for i, (part, own) in enumerate(parts)])
+        (selection,) = chosen
+        if selection is None or not selection.alternatives or len(self.known) > MOST_KNOWN:
+            return posterior
+        # Where scores tell settings apart by chance alone, predictions are those of all.
+        predictions = posterior.mean if len(self.known) >= ENOUGH else None
+        settings = SettingsPosterior(selection.alternatives, self.known, self.columns, self.basis, predictions, noises)
+        return IntegratedPosterior(posterior, settings)
 
 
 def _weighted(operator: Any, known: Tensor, columns: Tensor, *, normalized: bool) -> tuple[Tensor, int]:

@@ -17,6 +17,7 @@ from swing_gp.gp.trend import independent, trend_basis, untold
 from swing_gp.graphs.graph import Graph
 from swing_gp.graphs.implicit import ImplicitGraph
 from swing_gp.graphs.order import position_order
+from swing_gp.models.alternatives import alternatives_on_coordinates, alternatives_on_graph, equally_likely
 from swing_gp.models.candidates import KAPPAS, LARGE, NEIGHBORS, candidates, series_candidates
 from swing_gp.models.chooser import Chooser, Split
 from swing_gp.models.comparison import CRITERIA, Comparison, Row
@@ -31,6 +32,7 @@ from swing_gp.models.graph_grid import (
 )
 from swing_gp.models.regions import LARGEST_PART, WIDE, Region, regions_of
 from swing_gp.models.scores import Score, deviations_of
+from swing_gp.models.settings_posterior import Alternative
 from swing_gp.operators.diffusion_coordinates import DiffusionCoordinates, diffusion_coordinates
 from swing_gp.series.base import Series
 from swing_gp.series.families import Matern, OneStep
@@ -64,6 +66,8 @@ class Selection:
     :ivar model: for the families on coordinates, the GP.
     :ivar amplitude: what functions are multiplied by, for every column, (k,), so that squares of held-out residuals are their
         variances in the mean; None where there is no noise, and for the criterion ``"likelihood"``.
+    :ivar alternatives: kernels of all families that were tried, which deviations are integrated over; none where the chosen
+        family is of graphs and the graph is too large for eigenvalues.
     """
 
     graph: Graph
@@ -72,6 +76,7 @@ class Selection:
     table: Comparison
     model: CoordinateGP | None = None
     amplitude: Tensor | None = None
+    alternatives: Sequence[Alternative] = ()
 
     @property
     def score(self) -> float:
@@ -138,6 +143,7 @@ class Search:
         self.chooser: Chooser[Callable[[Comparison], Selection]]
         self.chooser = Chooser(self.points[self.known], self.values, splits, criterion, self._in_units)
         self.smoothness: dict[float, float] = {}
+        self.alternatives: dict[str, list[Alternative]] = {}
 
     def add(
         self,
@@ -160,7 +166,7 @@ class Search:
 
     def best(self) -> Selection:
         make, table = self.chooser.best()
-        return make(table)
+        return replace(make(table), alternatives=equally_likely(self.alternatives, table.chosen.family))
 
     # Matérn GPs on coordinates
 
@@ -197,6 +203,7 @@ class Search:
             if coordinates is None:
                 self.smoothness[nu] = -score.value if CRITERIA[self.criterion] else score.value
             self.add(family, model.settings, score.value, score, began, partial(self._selection, model))
+        self.alternatives[family] = alternatives_on_coordinates(model)
 
     def _refined(self, model: CoordinateGP) -> tuple[CoordinateGP, Score]:
         """Likelihoods know noise that is Gaussian, and one scale for all values. Where values jump, scores know better."""
@@ -304,6 +311,7 @@ class Search:
             chosen = ImplicitGraph(nodes, edge, normalization)
         described: dict[str, Any] = {"series": repr(series)} | ({} if edge is None else {"edge": repr(edge)})
         described |= {} if noise is None else {"noise": noise}
+        self.alternatives[family] = alternatives_on_graph(nodes, settings, normalization)
         score, make = expected if parts is None else parts.value, partial(self._on_graph, chosen, series, noise)
         self.add(family, described, score, parts, began, make, expected)
 
