@@ -170,15 +170,8 @@ def interpolate(
         raise ValueError(
             "series must be given with an ImplicitGraph, whose lengthscale it belongs to; give points to have both chosen."
         )
-    if noise is not None and (rule != "gp" or not noise > 0):
-        raise ValueError(f"noise must be positive and belongs to rule='gp', got {noise!r} with rule={rule!r}.")
-    if noise is not None:
-        check_noise("noise", noise)
-    if series is not None:
-        check_weights("a series", series, rule)
+    _check_rule(rule, noise, series, walks)
     check_count("seed", seed, minimum=0)
-    if rule == "gp" and walks is not None and walks.sides == 1:
-        raise ValueError("rule='gp' needs a symmetric kernel, and one-sided walks give none: use Walks(sides=2).")
     if rule == "gp":
         graph.check_symmetric("rule='gp'")
     if families is None:
@@ -305,6 +298,18 @@ def _weighted(operator: Any, known: Tensor, columns: Tensor, *, normalized: bool
 def _is_trend(basis: Tensor, columns: Tensor) -> bool:  # (n, p), (n, k)
     """Whether more values than the trend has coefficients are the trend, but for rounding: nothing else says anything more."""
     return len(basis) > basis.shape[1] and not bool(left_by_line(basis, columns).any())
+
+
+def _check_rule(rule: str, noise: float | None, series: Series | None, walks: Walks | None) -> None:
+    """Refuse what does not go with a rule."""
+    if noise is not None and (rule != "gp" or not noise > 0):
+        raise ValueError(f"noise must be positive and belongs to rule='gp', got {noise!r} with rule={rule!r}.")
+    if noise is not None:
+        check_noise("noise", noise)
+    if series is not None:
+        check_weights("a series", series, rule)
+    if rule == "gp" and walks is not None and walks.sides == 1:
+        raise ValueError("rule='gp' needs a symmetric kernel, and one-sided walks give none: use Walks(sides=2).")
 
 
 def _warn_of_unknown(graph: Graph, known: Tensor, posterior: Any) -> None:

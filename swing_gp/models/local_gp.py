@@ -92,7 +92,7 @@ class LocalGP:
         self._single = y.dim() == 1
         noises = as_real("noise", noise).detach().to(self.x)
         if noises.dim() > 1 or noises.numel() not in (1, len(self.x)) or not bool(((noises >= 0) & noises.isfinite()).all()):
-            raise ValueError(f"noise must be one non-negative, finite variance or {len(self.x)} of them, got {noise!r}.")
+            raise ValueError(f"noise must be one non-negative variance or {len(self.x)} of them, and finite, got {noise!r}.")
         self._one_noise = noises.numel() == 1
         self.noise = noises.expand(len(self.x))
         self._covariance, self._variance = _functions(covariance)

@@ -50,6 +50,21 @@ def check_noise(name: str, noise: float) -> None:
         )
 
 
+def _check(
+    rule: str, families: Sequence[str], settings: Sequence[Setting] | None, noises: Sequence[float] | None, seed: int
+) -> None:
+    """Refuse what cannot be tried."""
+    for family in families:
+        check_choice("families", family, FAMILIES)
+    for noise in noises or ():
+        check_noise("noises", noise)
+    for _, series in settings or ():
+        check_weights("settings", series, rule)
+    check_count("seed", seed, minimum=0)
+    if settings is not None and len(settings) == 0:
+        raise ValueError("settings must hold at least one pair of an edge function and a series.")
+
+
 def check_weights(name: str, series: Series, rule: str) -> None:
     """Refuse a kernel of both signs where it is to weigh a mean."""
     if rule == "normalized" and not has_one_sign(series):
@@ -106,15 +121,7 @@ def select(
     """
     check_choice("rule", rule, RULES)
     check_choice("criterion", criterion, tuple(CRITERIA) if rule == "gp" else ("rmse", "cosine"))
-    for family in families:
-        check_choice("families", family, FAMILIES)
-    for noise in noises or ():
-        check_noise("noises", noise)
-    for _, series in settings or ():
-        check_weights("settings", series, rule)
-    check_count("seed", seed, minimum=0)
-    if settings is not None and len(settings) == 0:
-        raise ValueError("settings must hold at least one pair of an edge function and a series.")
+    _check(rule, families, settings, noises, seed)
     if settings is None and isinstance(points, Graph):
         settings = series_candidates(points.num_nodes)
     only_grid = settings is not None or rule != "gp" or criterion == "likelihood"
