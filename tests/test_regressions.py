@@ -34,8 +34,8 @@ from swing_gp import (
     solve,
 )
 from swing_gp.linalg.gram import frozen_signs
-from swing_gp.operators import regimes
 from swing_gp.operators.grid_kernel import grid_kernel
+from swing_gp.solvers import sizes
 
 SMALL = cloud(12, 2)
 
@@ -394,7 +394,7 @@ def test_second_derivatives_that_are_not_known_are_refused(kind, monkeypatch):
     """They were zero, or a part of the truth, without a word."""
     scale = torch.tensor(0.4, dtype=torch.float64, requires_grad=True)
     if kind == "solve":
-        monkeypatch.setattr(regimes, "DENSE", 4)
+        monkeypatch.setattr(sizes, "DENSE", 4)
         kernel = graph_kernel(ImplicitGraph(SMALL, Gaussian(0.3)), Diffusion(scale), features="pairwise")
         value = kernel.add_diagonal(torch.tensor(0.5, dtype=torch.float64)).solve(SMALL).square().sum()
     else:

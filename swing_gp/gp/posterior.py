@@ -20,8 +20,8 @@ import torch
 from linear_operator.operators import LinearOperator
 from torch import Tensor
 
+from swing_gp.linalg.coincident import per_group
 from swing_gp.operators.batch import Stack
-from swing_gp.operators.coincident import per_group
 from swing_gp.operators.kernel_block import KernelBlock, KernelBlocks
 from swing_gp.operators.low_rank_covariance import LowRankCross, LowRankPlusGroups, as_cross
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal

@@ -21,7 +21,7 @@ from linear_operator.utils.memoize import cached
 from torch import Tensor
 
 from swing_gp.operators.indexing import Indexed
-from swing_gp.operators.regimes import is_dense
+from swing_gp.solvers.sizes import is_dense
 
 
 class Batch(Indexed):

@@ -32,10 +32,10 @@ from swing_gp.linalg.toeplitz import padded_grid, symbol_of, toeplitz_product
 from swing_gp.operators.estimated_diagonal import estimated_diagonal
 from swing_gp.operators.kernel_block import MatrixFreeKernel, Places
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
-from swing_gp.operators.mode_solver import mode_solver
 from swing_gp.operators.preconditioning import LandmarkApproximation
-from swing_gp.operators.regimes import EXACT_DIAGONAL
 from swing_gp.series.base import Series
+from swing_gp.solvers.mode_solver import mode_solver
+from swing_gp.solvers.sizes import EXACT_DIAGONAL
 
 # Relative standard errors of an estimated diagonal beyond which who asked for it is told.
 VISIBLE_ERROR = 0.01

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from swing_gp.linalg.conjugate_gradients import ConvergenceWarning, Iterations, conjugate_gradients
 from swing_gp.linalg.gram import frozen_signs
-from swing_gp.operators.regimes import solve_tolerance
+from swing_gp.solvers.sizes import solve_tolerance
 
 # Observations up to which the gradient of a log-determinant by a structured solver is exact, from a solve for each.
 EXACT_TRACE = 64

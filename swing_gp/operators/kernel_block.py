@@ -18,15 +18,15 @@ from linear_operator.operators import LinearOperator
 from torch import Tensor
 
 from swing_gp.graphs.inputs import Inputs
+from swing_gp.linalg.coincident import groups_of, sum_of_equals
 from swing_gp.linalg.gram import white_noise
 from swing_gp.operators.batch import Batch
-from swing_gp.operators.coincident import groups_of, sum_of_equals
 from swing_gp.operators.diagnostics import GraphOperator
 from swing_gp.operators.estimated_diagonal import estimated_diagonal
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 from swing_gp.operators.matrix_free import COLUMNS, MatrixFreeLinearOperator, Submatrix
-from swing_gp.operators.regimes import EXACT_DIAGONAL
 from swing_gp.series.base import Series
+from swing_gp.solvers.sizes import EXACT_DIAGONAL
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ from linear_operator.operators import (
 from linear_operator.utils.memoize import cached
 from torch import Tensor
 
+from swing_gp.linalg.coincident import num_groups, per_group, sum_of_equals
 from swing_gp.linalg.gram import cross_gram, white_noise
 from swing_gp.linalg.reducer import LOCAL, Reducer
-from swing_gp.operators.coincident import num_groups, per_group, sum_of_equals
 from swing_gp.operators.indexing import Indexed
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 from swing_gp.operators.matrix_free import submatrix

@@ -27,7 +27,7 @@ from swing_gp.linalg.reducer import LOCAL, Reducer
 from swing_gp.linalg.woodbury import Woodbury
 from swing_gp.operators.indexing import Indexed
 from swing_gp.operators.matrix_free import submatrix
-from swing_gp.operators.regimes import is_dense
+from swing_gp.solvers.sizes import is_dense
 from swing_gp.utils.validation import check_rhs
 
 

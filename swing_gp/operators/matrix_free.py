@@ -15,7 +15,7 @@ from torch import Tensor
 
 from swing_gp.linalg.gram import white_noise
 from swing_gp.operators.noisy import TakesNoise
-from swing_gp.operators.regimes import is_dense
+from swing_gp.solvers.sizes import is_dense
 from swing_gp.utils.validation import check_rhs
 
 # Columns of a matrix-free operator that are formed together: memory O(N x this).

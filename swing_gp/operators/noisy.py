@@ -17,13 +17,13 @@ from swing_gp.linalg.gram import white_noise
 from swing_gp.operators import iterative
 from swing_gp.operators.broadcast import BroadcastLinearOperator
 from swing_gp.operators.indexing import Indexed
-from swing_gp.operators.regimes import MOST_DENSE, is_dense, num_probes
+from swing_gp.solvers.sizes import MOST_DENSE, is_dense, num_probes
 from swing_gp.utils.validation import check_rhs
 
 
 class Solvable(Indexed):
     """Solves and log-determinants of an operator without batch dimensions: densely or iteratively, as
-    :mod:`swing_gp.operators.regimes` says. One that is not symmetric says so in ``asymmetry``, and is for products alone."""
+    :mod:`swing_gp.solvers.sizes` says. One that is not symmetric says so in ``asymmetry``, and is for products alone."""
 
     @property
     def asymmetry(self) -> str | None:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from swing_gp.linalg.conjugate_gradients import conjugate_gradients
 from swing_gp.linalg.precision_matrix import Action
-from swing_gp.operators.regimes import MOST_DENSE
 from swing_gp.operators.sites import Sites
+from swing_gp.solvers.sizes import MOST_DENSE
 from swing_gp.utils.copies import WithoutCaches
 
 # Relative residual of solves with T, which lie inside others. Its eigenvalues are close together.

@@ -16,7 +16,7 @@ from swing_gp.operators.kernel_block import KernelBlock, KernelBlocks
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 from swing_gp.operators.matrix_free import COLUMNS, MatrixFreeLinearOperator
 from swing_gp.operators.noisy import NoisyKernelLinearOperator
-from swing_gp.operators.regimes import EXACT_VARIANCES
+from swing_gp.solvers.sizes import EXACT_VARIANCES
 
 # Products that an estimate of many variances takes.
 PROBES = 64

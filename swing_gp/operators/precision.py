@@ -23,9 +23,9 @@ from swing_gp.linalg.precision_matrix import MatrixFunction, PrecisionMatrix
 from swing_gp.operators import iterative
 from swing_gp.operators.adjacency import AdjacencyLinearOperator
 from swing_gp.operators.matrix_free import MatrixFreeLinearOperator
-from swing_gp.operators.regimes import MOST_DENSE
 from swing_gp.operators.sites import extension_coefficients
 from swing_gp.series.base import MAX_CHEBYSHEV_DEGREE, Inverse, Series
+from swing_gp.solvers.sizes import MOST_DENSE
 
 # Relative errors of the polynomials that stand for a power which is not whole: where no tolerance is given, of its root for
 # samples, and of the rough inverse that preconditions it.

@@ -12,16 +12,16 @@ from torch import Tensor
 
 from swing_gp.features.auto import solve_terms, takes_precision
 from swing_gp.features.base import FeatureMap
+from swing_gp.linalg.coincident import groups_of, sum_of_equals
 from swing_gp.linalg.gram import frozen_signs
 from swing_gp.operators import iterative
-from swing_gp.operators.coincident import groups_of, sum_of_equals
 from swing_gp.operators.kernel_block import KernelBlock, MatrixFreeKernel, Places
 from swing_gp.operators.polynomial_kernel import polynomial_kernel, spectral_interval
 from swing_gp.operators.precision import PrecisionLinearOperator, precision_of
 from swing_gp.operators.precision_solver import NoisyPrecision, covariance_solver, node_solver
-from swing_gp.operators.regimes import MOST_SOLVED
 from swing_gp.operators.sites import Sites
 from swing_gp.series.base import Series
+from swing_gp.solvers.sizes import MOST_SOLVED
 
 
 class PrecisionKernelLinearOperator(MatrixFreeKernel):

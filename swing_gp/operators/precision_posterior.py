@@ -21,7 +21,7 @@ from swing_gp.operators.noisy import NoisyKernelLinearOperator
 from swing_gp.operators.observations import AtSites, draw_own, in_double
 from swing_gp.operators.posterior import PosteriorCovariance
 from swing_gp.operators.precision_solver import NoisyPrecision, sites_of
-from swing_gp.operators.regimes import EXACT_VARIANCES, MOST_SOLVED
+from swing_gp.solvers.sizes import EXACT_VARIANCES, MOST_SOLVED
 
 # Columns of products that find the diagonal of what inputs off the graph have for themselves.
 PROBED = 256

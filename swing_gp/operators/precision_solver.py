@@ -34,9 +34,9 @@ from swing_gp.linalg.sparse_factor import SparseFactor, predicted_fill, sparse_p
 from swing_gp.operators.kernel_block import KernelBlock, Places
 from swing_gp.operators.observations import AtNodes, AtSites
 from swing_gp.operators.precision import PrecisionLinearOperator
-from swing_gp.operators.regimes import DENSE, MOST_DENSE
 from swing_gp.operators.sites import Sites
 from swing_gp.series.base import Series
+from swing_gp.solvers.sizes import DENSE, MOST_DENSE
 from swing_gp.utils.copies import WithoutCaches
 
 # Relative errors: of solves, and of samples, which are a few; what a second solve may be asked for where digits cancel.

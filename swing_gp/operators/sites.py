@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from swing_gp.features.base import NodeFeatures
+from swing_gp.linalg.coincident import groups_of, sum_of_equals
 from swing_gp.linalg.expansions import chebyshev_coefficients
 from swing_gp.operators.adjacency import AdjacencyLinearOperator
-from swing_gp.operators.coincident import groups_of, sum_of_equals
 from swing_gp.operators.kernel_block import Places
 from swing_gp.series.base import MAX_CHEBYSHEV_DEGREE, Inverse
 from swing_gp.utils.copies import WithoutCaches

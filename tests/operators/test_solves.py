@@ -22,12 +22,12 @@ from swing_gp import (
     grf_kernel,
     solve,
 )
-from swing_gp.operators import regimes
 from swing_gp.operators.estimated_diagonal import estimated_diagonal
 from swing_gp.operators.grid_kernel import grid_kernel
 from swing_gp.operators.noisy import NoisyKernelLinearOperator
 from swing_gp.operators.preconditioning import LandmarkApproximation
 from swing_gp.operators.variance import mean_variance
+from swing_gp.solvers import sizes
 
 SIZE = 1000  # above 800, where linear_operator's own solves end at a residual of 1
 GRAPH = ImplicitGraph(cloud(SIZE, 2), Gaussian(0.03))
@@ -265,15 +265,15 @@ def test_small_kernels_are_solved_with_to_second_order():
 
 
 def test_sizes_and_switches_say_what_is_dense():
-    assert regimes.is_dense(800, settings.fast_computations.solves)
-    assert not regimes.is_dense(801, settings.fast_computations.solves)
+    assert sizes.is_dense(800, settings.fast_computations.solves)
+    assert not sizes.is_dense(801, settings.fast_computations.solves)
     with settings.fast_computations(solves=False), settings.max_cholesky_size(10**6):
-        assert regimes.is_dense(2000, settings.fast_computations.solves)
-        assert not regimes.is_dense(2001, settings.fast_computations.solves)
+        assert sizes.is_dense(2000, settings.fast_computations.solves)
+        assert not sizes.is_dense(2001, settings.fast_computations.solves)
     with settings.cg_tolerance(1.0), settings.num_trace_samples(3):
-        assert (regimes.solve_tolerance(torch.float64), regimes.num_probes()) == (1e-6, 10)
+        assert (sizes.solve_tolerance(torch.float64), sizes.num_probes()) == (1e-6, 10)
     with settings.cg_tolerance(1e-9), settings.num_trace_samples(50):
-        assert (regimes.solve_tolerance(torch.float64), regimes.num_probes()) == (1e-9, 50)
+        assert (sizes.solve_tolerance(torch.float64), sizes.num_probes()) == (1e-9, 50)
 
 
 @pytest.mark.parametrize("features", ["neighbors", "landmarks"])

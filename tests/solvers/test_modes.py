@@ -30,11 +30,11 @@ from swing_gp import (
 )
 from swing_gp.features import grid
 from swing_gp.linalg.nufft import PointTransform, fold
+from swing_gp.linalg.own_noise import OwnNoise
 from swing_gp.linalg.toeplitz import RealModes, padded_grid, symbol_of, toeplitz_product
-from swing_gp.operators import mode_solver as solvers
-from swing_gp.operators import regimes
 from swing_gp.operators.grid_kernel import grid_kernel
-from swing_gp.operators.own_noise import OwnNoise
+from swing_gp.solvers import mode_solver as solvers
+from swing_gp.solvers import sizes
 
 STEP = PowerSeries([0.0, 1.0])  # the plain GP
 KERNELS = [
@@ -53,9 +53,9 @@ def normal(*shape, seed=0):
 @pytest.fixture(params=["dense", "iterative"])
 def form(request, monkeypatch):
     """Systems of a few hundred nodes among the modes: as dense matrices, or by conjugate gradients."""
-    monkeypatch.setattr(regimes, "DENSE", 10)
+    monkeypatch.setattr(sizes, "DENSE", 10)
     monkeypatch.setattr(grid, "DENSE_GRID", 0)
-    monkeypatch.setattr(regimes, "POINTS_PER_OBSERVATION", 10**9)
+    monkeypatch.setattr(sizes, "POINTS_PER_OBSERVATION", 10**9)
     monkeypatch.setattr(solvers, "DENSE_MODES", 10**6 if request.param == "dense" else 0)
     return request.param
 
@@ -267,8 +267,8 @@ def test_several_targets_and_their_batches(form):
 
 
 def test_the_route_follows_the_work():
-    assert regimes.among_modes(100_000, 50**3, 8)
-    assert not regimes.among_modes(1_000, 50**3, 8)
+    assert sizes.among_modes(100_000, 50**3, 8)
+    assert not sizes.among_modes(1_000, 50**3, 8)
     points, noise = cloud(3000, 2), torch.tensor(0.1, dtype=torch.float64)
     for lengthscale, method in ((0.1, "modes"), (0.04, "modes-pcg")):
         kernel = grid_kernel(FourierGrid(ImplicitGraph(points, Gaussian(lengthscale)), 1e-5), Diffusion(3.0))
@@ -284,7 +284,7 @@ def test_the_route_follows_the_work():
 
 
 def test_a_system_that_is_given_up_says_so(monkeypatch):
-    monkeypatch.setattr("swing_gp.operators.modes.LEADING_MODES", 8)
+    monkeypatch.setattr("swing_gp.solvers.modes.LEADING_MODES", 8)
     monkeypatch.setattr(solvers, "DENSE_MODES", 0)
     kernel = grid_kernel(FourierGrid(ImplicitGraph(cloud(1000, 2), Gaussian(0.2)), 1e-6), Diffusion(3.0))
     noisy = kernel.add_diagonal(torch.tensor(1e-4, dtype=torch.float64))
@@ -300,7 +300,7 @@ def test_solves_among_modes_are_those_among_nodes(dim, lengthscale, monkeypatch)
     graph = ImplicitGraph(points, Gaussian(lengthscale))
     solutions, determinants = [], []
     for points_per_observation in (10**9, 0):
-        monkeypatch.setattr(regimes, "POINTS_PER_OBSERVATION", points_per_observation)
+        monkeypatch.setattr(sizes, "POINTS_PER_OBSERVATION", points_per_observation)
         noisy = grid_kernel(FourierGrid(graph, 1e-9), Diffusion(3.0)).add_diagonal(noise)
         assert (noisy.solver() is None) == (points_per_observation == 0)
         with torch.no_grad():

@@ -31,7 +31,7 @@ from swing_gp.linalg.gram import frozen_signs, symmetric_function
 from swing_gp.linalg.polynomial import clenshaw
 from swing_gp.linalg.toeplitz import RealModes, toeplitz_product
 from swing_gp.linalg.woodbury import Woodbury
-from swing_gp.operators.regimes import LEADING_MODES, solve_tolerance
+from swing_gp.solvers.sizes import LEADING_MODES, solve_tolerance
 
 # The most coefficients of the root of h; beyond, h comes too close to zero for one.
 MOST_TERMS = 512

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from swing_gp.operators.coincident import groups_of, num_groups, per_group, sum_of_equals
+from swing_gp.linalg.coincident import groups_of, num_groups, per_group, sum_of_equals
 
 
 class OwnNoise:

@@ -1,8 +1,8 @@
 r"""Solves with a grid kernel and noise, among the modes instead of the nodes.
 
 At observed inputs, on or off the graph, the kernel and the noise are :math:`A = D + F H F^\top`: with what every input has for
-itself (:mod:`swing_gp.operators.own_noise`), :math:`F = s\, E B^{1/2}` and the prior covariance :math:`H = h(\hat T)` of the
-weights of modes (:mod:`swing_gp.operators.modes`). So with their posterior covariance :math:`\Sigma`, for which
+itself (:mod:`swing_gp.linalg.own_noise`), :math:`F = s\, E B^{1/2}` and the prior covariance :math:`H = h(\hat T)` of the
+weights of modes (:mod:`swing_gp.solvers.modes`). So with their posterior covariance :math:`\Sigma`, for which
 :math:`F^\top D^{-1} F` is a Toeplitz matrix between roots of weights, from *one* transform of the observations' weights,
 
 .. math:: A^{-1} = D^{-1} - D^{-1} F \Sigma F^\top D^{-1}, \qquad \log|A| = \log|D| + \log|S| .
@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 
 from swing_gp.graphs.inputs import Inputs
+from swing_gp.linalg.coincident import groups_of, sum_of_equals
 from swing_gp.linalg.gram import frozen_signs
 from swing_gp.linalg.nufft import PointTransform, fold
+from swing_gp.linalg.own_noise import OwnNoise
 from swing_gp.linalg.toeplitz import symbol_of
-from swing_gp.operators.coincident import groups_of, sum_of_equals
-from swing_gp.operators.modes import DenseModes, IterativeModes, Prior
-from swing_gp.operators.own_noise import OwnNoise
-from swing_gp.operators.regimes import DENSE_MODES, among_modes
+from swing_gp.solvers.modes import DenseModes, IterativeModes, Prior
+from swing_gp.solvers.sizes import DENSE_MODES, among_modes
 
 # Coordinates of right-hand sides that are solved for at once.
 AT_ONCE = 2**22
