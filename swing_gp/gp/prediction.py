@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn import Module
 
 from swing_gp.gp.cache import equal_values, snapshot
-from swing_gp.gp.posterior import IterativePosterior, LowRankPosterior, posterior_of
 from swing_gp.operators.broadcast import BroadcastLinearOperator
 from swing_gp.operators.kernel_block import KernelBlock
+from swing_gp.operators.posterior import Posterior, condition
 
 
 class GraphPredictionStrategy(DefaultPredictionStrategy):
@@ -28,7 +28,7 @@ class GraphPredictionStrategy(DefaultPredictionStrategy):
     features of a new one. (GPyTorch's own strategy would multiply the two, until ``model.train()``.)
     """
 
-    _posterior: LowRankPosterior | IterativePosterior | None = None
+    _posterior: Posterior | None = None
     _made_of: Any = None
 
     def exact_prediction(
@@ -36,13 +36,13 @@ class GraphPredictionStrategy(DefaultPredictionStrategy):
     ) -> tuple[Tensor, Tensor | LinearOperator]:
         self._follow_parameters()
         test, cross = _without_batch(test_test_covar), _without_batch(test_train_covar)
-        if self._posterior is not None and not self._posterior.reads(cross):
+        if self._posterior is not None and not self._posterior.serves(cross):
             self._forget()  # inputs beyond the box have made a wider grid, which serves the training inputs too
         if self._posterior is None:  # kept between predictions, with its solves
-            self._posterior = posterior_of(*self._conditioned, cross)
+            self._posterior = condition(*self._conditioned)
         # Missing targets are for GPyTorch to mask or fill.
         missing = settings.observation_nan_policy.value() != "ignore" and bool(self.train_labels.isnan().any())
-        if self._posterior is None or missing:
+        if self._posterior is None or missing or not self._posterior.serves(cross):
             return super().exact_prediction(test_mean, test_test_covar, test_train_covar)
         mean = test_mean + self._posterior.mean(cross)
         if settings.skip_posterior_variances.on():

@@ -109,7 +109,7 @@ class StreamedKernel:
 
 
 class _Posterior(NamedTuple):
-    """What predictions need: the kernel and its scale, M and m of :mod:`swing_gp.gp.posterior`, and the observations."""
+    """What predictions need: the kernel and its scale, M and m of :mod:`swing_gp.operators.posterior`, and the observations."""
 
     kernel: StreamedKernel
     scale: Tensor

@@ -1,0 +1,172 @@
+"""Operators that are solved with by their structure: the base of all of ours.
+
+An operator hands over a record of what it is, by :meth:`Structured.structure`. :func:`~swing_gp.solvers.policy.solver_for`
+makes a solver of it, and solves, log-determinants and their gradients follow from that.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from linear_operator import settings
+from linear_operator.operators import LinearOperator
+from torch import Tensor
+
+from swing_gp.linalg.structure import Structure
+from swing_gp.operators.broadcast import BroadcastLinearOperator
+from swing_gp.operators.indexing import Indexed
+from swing_gp.solvers.dense import Dense
+from swing_gp.solvers.implicit import Pair, implicit
+from swing_gp.solvers.policy import dense_solver, solver_for
+from swing_gp.solvers.protocol import Estimate, Exact, Numerical, Quadrature, Solver
+from swing_gp.solvers.sizes import MOST_DENSE, num_probes
+from swing_gp.utils.validation import check_rhs
+
+
+class Structured(Indexed):
+    """An operator that says what it is. One that is not symmetric says so in ``asymmetry``, and is for products alone."""
+
+    @abstractmethod
+    def structure(self) -> Structure:
+        """The structure of the matrix, without ``noise``. Its tensors carry the gradients of the operator's."""
+
+    #: Noise on the diagonal that is not part of the structure, (n,).
+    noise: Tensor | None = None
+
+    @property
+    def asymmetry(self) -> str | None:
+        """Why the matrix is not symmetric and what to use instead, or None."""
+        return None
+
+    def check_symmetric(self) -> None:
+        """Refuse what conjugate gradients and Cholesky factors would get wrong without a word."""
+        if self.is_square and self.asymmetry is not None:
+            raise ValueError(f"Solves, log-determinants, roots and noise take a symmetric matrix, and {self.asymmetry}")
+
+    def solver(self, *, fast: bool = True) -> Solver:
+        """The solver of this matrix. It is kept, unless autograd has to follow it.
+
+        :param fast: the switch of linear_operator for this kind of computation, such as ``fast_computations.solves.on()``.
+        """
+        return self._kept(fast, lambda: solver_for(self.structure(), self.noise, fast=fast))
+
+    def dense_factor(self) -> Tensor:  # (n, n), float64
+        """The Cholesky factor."""
+        dense = self._kept("dense", lambda: dense_solver(self.structure(), self.noise))  # type: ignore[arg-type]
+        return cast(Dense, dense).factor
+
+    def _kept(self, name: Any, make: Any) -> Solver:
+        solvers: dict[Any, Solver] = self.__dict__.setdefault("_solvers", {})
+        follows = torch.is_inference_mode_enabled() or (torch.is_grad_enabled() and self.requires_grad)
+        if name in solvers and not (follows and solvers[name].differentiable):
+            return solvers[name]
+        with nullcontext() if follows else torch.no_grad():
+            solver = make()
+        if not torch.is_inference_mode_enabled() and not (follows and solver.differentiable):
+            solvers[name] = solver
+        return solver
+
+    def __getstate__(self) -> dict:
+        return {name: value for name, value in self.__dict__.items() if name != "_solvers"}
+
+
+@dataclass(frozen=True)
+class Followed:
+    """An operator and its solver as a system that autograd follows through the products of the operator."""
+
+    operator: LinearOperator
+    solver: Numerical
+
+    def quadrature(self, rhs: Tensor, probes: int) -> Quadrature:
+        return self.solver.quadrature(rhs, probes)
+
+    def solve_adjoint(self, rhs: Tensor) -> Tensor:
+        return self.solver.quadrature(rhs, 0).solution
+
+    def gradients(self, one: Pair, two: Pair, logdet: Pair) -> tuple[Tensor | None, ...]:
+        left, right = (torch.cat(sides, dim=-1) for sides in ((logdet[0], -one[1]), (logdet[1], two[1])))
+        return self.operator._bilinear_derivative(left, right)
+
+
+def followed_solve(operator: Structured, solver: Solver, columns: Tensor) -> Tensor:  # (n, k) -> (n, k)
+    """The solution, with gradients in the right-hand side and in all that the operator is made of."""
+    if solver.differentiable:
+        return solver.solve(columns).solution
+    system = Followed(operator, cast(Numerical, solver))
+    return implicit(system, columns, 0, operator.representation())[0]
+
+
+def followed_terms(operator: Structured, solver: Solver, columns: Tensor, probes: int) -> tuple[Tensor, Tensor]:
+    """Quadratic forms of the inverse, (k,), and estimates of the log-determinant, (probes,) or (1,), with their gradients."""
+    if solver.differentiable:
+        return cast(Exact, solver).inv_quad_logdet(columns, probes)
+    system = Followed(operator, cast(Numerical, solver))
+    return implicit(system, columns, probes, operator.representation())[1:3]
+
+
+class Solvable(Structured):
+    """An operator without batch dimensions."""
+
+    def solve(self, right_tensor: Tensor, left_tensor: Tensor | None = None) -> Tensor:
+        columns = self._columns_of(right_tensor)
+        solution = followed_solve(self, self.solver(fast=settings.fast_computations.solves.on()), columns)
+        if right_tensor.dim() == 1:
+            solution = solution.squeeze(-1)
+        elif right_tensor.dim() > 2:
+            solution = solution.unflatten(1, (*right_tensor.shape[:-2], -1)).movedim(0, -2)
+        return solution if left_tensor is None else left_tensor @ solution
+
+    def inv_quad_logdet(
+        self, inv_quad_rhs: Tensor | None = None, logdet: bool | None = False, reduce_inv_quad: bool | None = True
+    ) -> tuple[Tensor, Tensor]:
+        zero = torch.zeros((), dtype=self.dtype, device=self.device)
+        columns = self._columns_of(zero.new_zeros(self.shape[-1], 0) if inv_quad_rhs is None else inv_quad_rhs)
+        terms, estimates = self._terms(columns, num_probes() if logdet else 0)
+        if inv_quad_rhs is not None and inv_quad_rhs.dim() > 2:
+            terms = terms.reshape(*inv_quad_rhs.shape[:-2], inv_quad_rhs.shape[-1])
+        terms = (terms.sum(-1) if reduce_inv_quad else terms).to(self.dtype)
+        return zero if inv_quad_rhs is None else terms, estimates.mean().to(self.dtype) if logdet else zero
+
+    @torch.no_grad()
+    def logdet_with_error(self) -> tuple[float, float]:
+        """The log-determinant and its standard error over the probes of the quadrature; zero where it is exact."""
+        nothing = torch.empty(self.shape[-1], 0, dtype=self.dtype, device=self.device)
+        found = Estimate.of_terms(self._terms(self._columns_of(nothing), num_probes())[1])
+        return float(found.value), float(found.error)
+
+    def _terms(self, columns: Tensor, probes: int) -> tuple[Tensor, Tensor]:  # (n, k) -> (k,), (m,)
+        return followed_terms(self, self.solver(fast=settings.fast_computations.log_prob.on()), columns, probes)
+
+    def dense_root(self) -> Tensor:  # (n, n)
+        """The Cholesky factor as a root for samples, where no other is known: up to 2,000 rows."""
+        if self.shape[-1] > MOST_DENSE:
+            raise ValueError(
+                f"Samples off the graph take a dense root, of at most {MOST_DENSE} inputs, got {self.shape[-1]}. Sample at "
+                "fewer inputs at once, give nodes as inputs, or use features='grid' or 'landmarks'."
+            )
+        return self.dense_factor().to(self.dtype)
+
+    def cholesky(self, upper: bool = False) -> LinearOperator:
+        self.check_symmetric()
+        return super().cholesky(upper)
+
+    def zero_mean_mvn_samples(self, num_samples: int) -> Tensor:  # (S, n)
+        return self.samples(num_samples).mT
+
+    def _expand_batch(self, batch_shape: torch.Size | list[int]) -> LinearOperator:
+        return BroadcastLinearOperator(self, repeats=torch.Size(batch_shape)) if len(batch_shape) else self
+
+    def _unsqueeze_batch(self, dim: int) -> LinearOperator:
+        return self._expand_batch([1])
+
+    def _columns_of(self, rhs: Tensor) -> Tensor:  # (*batch, n, k) or (n,) -> (n, columns)
+        self.check_symmetric()
+        check_rhs(rhs, self.dtype)
+        rhs = rhs.unsqueeze(-1) if rhs.dim() == 1 else rhs
+        if not self.is_square or rhs.shape[-2] != self.shape[-1]:
+            raise RuntimeError(f"A matrix of shape {tuple(self.shape)} cannot be solved with for {tuple(rhs.shape)}.")
+        return rhs.movedim(-2, 0).flatten(1)

@@ -1,0 +1,91 @@
+r"""Derivatives of what is solved for by iteration: one autograd Function for all of it.
+
+With x = A^-1 b for the columns b of a right-hand side, and pairs (u, p) that estimate the log-determinant,
+
+.. math:: d x = A^{-1} (d b - dA\, x), \qquad d (b^\top x) = 2 x^\top d b - x^\top dA\, x, \qquad
+          d \log|A| = E\, u^\top dA\, p .
+
+What a system is made of, and how a bilinear form in dA becomes a gradient in it, is the system's business: the products of an
+operator with its right-hand sides, or the modes of a grid.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from swing_gp.solvers.protocol import Quadrature
+
+Pair = tuple[Tensor, Tensor]  # (n, c), (n, c)
+
+
+class System(Protocol):
+    """A symmetric matrix, or its inverse, that depends on tensors."""
+
+    def quadrature(self, rhs: Tensor, probes: int) -> Quadrature: ...
+
+    def solve_adjoint(self, rhs: Tensor) -> Tensor:
+        """The solution for a right-hand side that a backward pass brings."""
+
+    def gradients(self, one: Pair, two: Pair, logdet: Pair) -> tuple[Tensor | None, ...]:
+        r"""The gradients in all tensors of :math:`\sum f^\top A^{-1} g + \sum u^\top A\, p`.
+
+        :param one: columns f, and their solutions.
+        :param two: columns g, and their solutions.
+        :param logdet: u and p.
+        """
+
+
+class _Implicit(torch.autograd.Function):
+    """Solutions, quadratic forms and terms of the log-determinant; and, without a gradient, residuals."""
+
+    @staticmethod
+    def forward(ctx: Any, system: System, rhs: Tensor, probes: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        found = system.quadrature(rhs, probes)
+        ctx.system = system
+        ctx.save_for_backward(rhs, found.solution, found.solved, found.probes)
+        ctx.set_materialize_grads(False)
+        residuals = torch.tensor(found.residuals, dtype=torch.float64)
+        ctx.mark_non_differentiable(residuals)
+        return found.solution, (rhs * found.solution).sum(0), found.terms, residuals
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(
+        ctx: Any, for_solution: Tensor | None, for_quadratic: Tensor | None, for_terms: Tensor | None, _: None
+    ) -> tuple[Tensor | None, ...]:
+        rhs, solution, solved, probes = ctx.saved_tensors
+        ones, twos, for_rhs = [], [], None
+        if for_solution is not None:
+            for_rhs = ctx.system.solve_adjoint(for_solution)
+            ones.append((for_solution, for_rhs))
+            twos.append((rhs, solution))
+        if for_quadratic is not None:
+            ones.append((for_quadratic * rhs, for_quadratic * solution))
+            twos.append((rhs, solution))
+            more = 2 * for_quadratic * solution
+            for_rhs = more if for_rhs is None else for_rhs + more
+        weights = 0.0 if for_terms is None else for_terms.to(solved.dtype)
+        logdet = (solved[:, :0], probes[:, :0]) if for_terms is None else (weights * solved, probes)
+        gradients = ctx.system.gradients(_columns(ones, rhs), _columns(twos, rhs), logdet)
+        return None, for_rhs, None, *gradients
+
+
+def _columns(pairs: list[Pair], like: Tensor) -> Pair:
+    if not pairs:
+        return like[:, :0], like[:, :0]
+    one, two = (torch.cat(side, dim=-1) for side in zip(*pairs, strict=True))
+    return one, two
+
+
+def implicit(
+    system: System, rhs: Tensor, probes: int, tensors: tuple[Tensor, ...]
+) -> tuple[Tensor, Tensor, Tensor, tuple[float, ...]]:  # (n, c) -> (n, c), (c,), (probes,)
+    """Solve, with derivatives in the right-hand side and in the tensors that the system is made of.
+
+    :return: solutions, quadratic forms, estimates of the log-determinant (float64), and the residuals of the steps.
+    """
+    solution, quadratic, terms, residuals = _Implicit.apply(system, rhs, probes, *tensors)
+    return solution, quadratic, terms, tuple(residuals.tolist())
