@@ -8,22 +8,22 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from linear_operator import settings
-from linear_operator.operators import LinearOperator
+from linear_operator.operators import AddedDiagLinearOperator, DiagLinearOperator, LinearOperator
 from torch import Tensor
 
+from swing_gp.linalg.gram import white_noise
 from swing_gp.linalg.structure import Structure
 from swing_gp.operators.broadcast import BroadcastLinearOperator
 from swing_gp.operators.indexing import Indexed
 from swing_gp.solvers.dense import Dense
 from swing_gp.solvers.implicit import Pair, implicit
 from swing_gp.solvers.policy import dense_solver, solver_for
-from swing_gp.solvers.protocol import Estimate, Exact, Numerical, Quadrature, Solver
-from swing_gp.solvers.sizes import MOST_DENSE, num_probes
+from swing_gp.solvers.protocol import Estimate, Exact, Numerical, Solver
+from swing_gp.solvers.sizes import MOST_DENSE, is_dense, num_probes
 from swing_gp.utils.validation import check_rhs
 
 
@@ -74,38 +74,28 @@ class Structured(Indexed):
         return {name: value for name, value in self.__dict__.items() if name != "_solvers"}
 
 
-@dataclass(frozen=True)
-class Followed:
-    """An operator and its solver as a system that autograd follows through the products of the operator."""
-
-    operator: LinearOperator
-    solver: Numerical
-
-    def quadrature(self, rhs: Tensor, probes: int) -> Quadrature:
-        return self.solver.quadrature(rhs, probes)
-
-    def solve_adjoint(self, rhs: Tensor) -> Tensor:
-        return self.solver.quadrature(rhs, 0).solution
-
-    def gradients(self, one: Pair, two: Pair, logdet: Pair) -> tuple[Tensor | None, ...]:
-        left, right = (torch.cat(sides, dim=-1) for sides in ((logdet[0], -one[1]), (logdet[1], two[1])))
-        return self.operator._bilinear_derivative(left, right)
-
-
 def followed_solve(operator: Structured, solver: Solver, columns: Tensor) -> Tensor:  # (n, k) -> (n, k)
     """The solution, with gradients in the right-hand side and in all that the operator is made of."""
     if solver.differentiable:
         return solver.solve(columns).solution
-    system = Followed(operator, cast(Numerical, solver))
-    return implicit(system, columns, 0, operator.representation())[0]
+    return _followed(operator, solver, columns, 0)[0]
 
 
 def followed_terms(operator: Structured, solver: Solver, columns: Tensor, probes: int) -> tuple[Tensor, Tensor]:
     """Quadratic forms of the inverse, (k,), and estimates of the log-determinant, (probes,) or (1,), with their gradients."""
     if solver.differentiable:
         return cast(Exact, solver).inv_quad_logdet(columns, probes)
-    system = Followed(operator, cast(Numerical, solver))
-    return implicit(system, columns, probes, operator.representation())[1:3]
+    return _followed(operator, solver, columns, probes)[1:3]
+
+
+def _followed(operator: Structured, solver: Solver, columns: Tensor, probes: int) -> tuple[Any, ...]:
+    """What is solved for, followed through the products of the operator."""
+
+    def gradients(one: Pair, two: Pair, logdet: Pair) -> tuple[Tensor | None, ...]:
+        left, right = (torch.cat(sides, dim=-1) for sides in ((logdet[0], -one[1]), (logdet[1], two[1])))
+        return operator._bilinear_derivative(left, right)
+
+    return implicit(cast(Numerical, solver), gradients, columns, probes, operator.representation())
 
 
 class Solvable(Structured):
@@ -170,3 +160,45 @@ class Solvable(Structured):
         if not self.is_square or rhs.shape[-2] != self.shape[-1]:
             raise RuntimeError(f"A matrix of shape {tuple(self.shape)} cannot be solved with for {tuple(rhs.shape)}.")
         return rhs.movedim(-2, 0).flatten(1)
+
+
+class NoisyKernelLinearOperator(Solvable, AddedDiagLinearOperator):
+    """A kernel plus noise on its diagonal. Made by adding one to the other.
+
+    Results are the same at every call: the random signs of log-determinants are drawn from a seed of their own.
+    """
+
+    def structure(self) -> Structure:
+        return self._linear_op.structure()
+
+    @property
+    def noise(self) -> Tensor:  # type: ignore[override]
+        own = self._diag_tensor._diagonal()
+        return own if self._linear_op.noise is None else self._linear_op.noise + own
+
+    def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
+        return self._linear_op.part_of(self, row_index, col_index)
+
+    def _mul_constant(self, other: float | Tensor) -> LinearOperator:
+        if torch.is_tensor(other) and other.numel() > 1:
+            return super()._mul_constant(other)
+        return self._linear_op._mul_constant(other) + DiagLinearOperator(self.noise * other)
+
+    def __add__(self, other: Any) -> LinearOperator:
+        if isinstance(other, DiagLinearOperator):
+            return super().__add__(other)
+        return self._linear_op + other + self._diag_tensor  # a sum with something else has no structure
+
+    def repeat(self, *sizes: Any) -> LinearOperator:
+        sizes = tuple(sizes[0]) if len(sizes) == 1 else sizes
+        return self._expand_batch(torch.Size(sizes[:-2])) if tuple(sizes[-2:]) == (1, 1) else super().repeat(*sizes)
+
+    def samples(self, number: int, generator: torch.Generator | None = None) -> Tensor:  # (n, number)
+        """Samples as columns."""
+        if is_dense(self.shape[-1], settings.fast_computations.covar_root_decomposition):
+            return self.dense_factor().to(self.dtype) @ white_noise(self, self.shape[-1], number, generator=generator)
+        return self._linear_op.samples(number, generator) + self.noise_samples(number, generator)
+
+    def noise_samples(self, number: int, generator: torch.Generator | None = None) -> Tensor:  # (n, number)
+        """Samples of the noise alone."""
+        return self.noise.sqrt().unsqueeze(-1) * white_noise(self, self.shape[-1], number, generator=generator)

@@ -87,6 +87,9 @@ class LowRankPlusGroups(Grouped, LowRankPlusDiagonal):
     def own(self) -> OwnPart:
         return OwnPart(self.diag, self._member, self.group)
 
+    def _times_own(self, x: Tensor) -> Tensor:
+        return self.own.times(x)
+
     def _diagonal(self) -> Tensor:
         return super()._diagonal() + self._member
 

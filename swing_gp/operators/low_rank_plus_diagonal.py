@@ -89,7 +89,12 @@ class LowRankPlusDiagonal(Structured):
         check_rhs(rhs, self.dtype)
         if rhs.dim() == 1:
             return self._matmul(rhs.unsqueeze(-1)).squeeze(-1)
-        return self.structure().product(rhs)
+        small = self.core @ self.shards.sum(self.factor.mT @ rhs, "product").to(self.core.dtype)
+        return self._times_own(rhs) + self.factor @ small.to(self.factor.dtype)
+
+    def _times_own(self, x: Tensor) -> Tensor:  # (*batch, N, c) -> (*batch, N, c)
+        """D x."""
+        return self.diag.unsqueeze(-1) * x
 
     def _diagonal(self) -> Tensor:
         return self.diag + (self.factor @ self.core.to(self.factor.dtype) * self.factor).sum(-1)
@@ -120,7 +125,7 @@ class LowRankPlusDiagonal(Structured):
     def to_dense(self) -> Tensor:
         self.shards.refuse("A dense matrix")
         eye = torch.eye(self.shape[-1], dtype=self.dtype, device=self.device)
-        return self.factor @ self.core.to(self.factor.dtype) @ self.factor.mT + self.own.times(eye)
+        return self.factor @ self.core.to(self.factor.dtype) @ self.factor.mT + self._times_own(eye)
 
     # Algebra that keeps the structure
 

@@ -9,14 +9,13 @@ from typing import Any
 import scipy.sparse.linalg
 import torch
 from linear_operator import settings
-from linear_operator.operators import LinearOperator, RootLinearOperator
+from linear_operator.operators import DiagLinearOperator, LinearOperator, RootLinearOperator
 from linear_operator.utils.memoize import cached
 from torch import Tensor
 
 from swing_gp.linalg.gram import white_noise
 from swing_gp.linalg.structure import Products, Structure
-from swing_gp.operators.base import Structured
-from swing_gp.operators.noisy import TakesNoise
+from swing_gp.operators.base import NoisyKernelLinearOperator, Solvable, Structured
 from swing_gp.solvers.sizes import is_dense
 from swing_gp.utils.validation import check_rhs
 
@@ -24,7 +23,7 @@ from swing_gp.utils.validation import check_rhs
 COLUMNS = 256
 
 
-class MatrixFreeLinearOperator(TakesNoise):
+class MatrixFreeLinearOperator(Solvable):
     """An operator without batch dimensions, given by its action on the columns of a matrix."""
 
     @abstractmethod
@@ -75,6 +74,15 @@ class MatrixFreeLinearOperator(TakesNoise):
         """The matrix as one that is known by its products alone."""
         like = torch.empty(0, dtype=self.dtype, device=self.device)
         return Products(size=self.shape[-1], product=self._matmul, like=like)
+
+    def add_diagonal(self, diag: Tensor) -> LinearOperator:
+        self.check_symmetric()
+        if not self.is_square or diag.dim() > 1 or diag.shape[-1:] not in ((), (1,), (self.shape[-1],)):
+            return super().add_diagonal(diag)
+        return NoisyKernelLinearOperator(self, DiagLinearOperator(diag.expand(self.shape[-1])))
+
+    def __add__(self, other: Any) -> LinearOperator:
+        return self.add_diagonal(other._diagonal()) if isinstance(other, DiagLinearOperator) else super().__add__(other)
 
     def _diagonal(self) -> Tensor:
         nodes = torch.arange(self.shape[-1], device=self.device)

@@ -23,14 +23,18 @@ from torch import Tensor
 
 from swing_gp.linalg.coincident import per_group
 from swing_gp.linalg.structure import Modes
-from swing_gp.operators.base import Structured
+from swing_gp.operators.base import NoisyKernelLinearOperator, Structured
 from swing_gp.operators.batch import Batch, Stack
 from swing_gp.operators.kernel_block import KernelBlock, KernelBlocks
 from swing_gp.operators.low_rank_covariance import LowRankCross, LowRankPlusGroups, as_cross
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
-from swing_gp.operators.noisy import NoisyKernelLinearOperator
-from swing_gp.operators.posterior_covariance import ModePosteriorCovariance, PosteriorCovariance, batched_covariance
-from swing_gp.operators.precision_posterior import PrecisionPosteriorCovariance, field_posterior
+from swing_gp.operators.posterior_covariance import (
+    ModePosteriorCovariance,
+    PosteriorCovariance,
+    PrecisionPosteriorCovariance,
+    batched_covariance,
+    field_posterior,
+)
 from swing_gp.solvers.mode_solver import ModeSolver
 from swing_gp.solvers.precision import NoisyPrecision
 from swing_gp.solvers.protocol import Estimate

@@ -1,4 +1,5 @@
-r"""The posterior covariance of a matrix-free kernel, :math:`K_{**} - K_{*X} (K_{XX} + R)^{-1} K_{X*}`."""
+r"""The posterior covariance of a matrix-free kernel, :math:`K_{**} - K_{*X} (K_{XX} + R)^{-1} K_{X*}`: by linear solves, among
+the modes of a grid, or from the precision of the nodes."""
 
 from __future__ import annotations
 
@@ -11,16 +12,19 @@ from linear_operator.utils.memoize import cached
 from torch import Tensor
 
 from swing_gp.linalg.gram import white_noise
-from swing_gp.linalg.structure import Modes
+from swing_gp.linalg.precision_matrix import COLUMNS as PRECISION_COLUMNS
+from swing_gp.linalg.structure import Modes, NodePrecision
+from swing_gp.operators.base import NoisyKernelLinearOperator
 from swing_gp.operators.batch import Stack
 from swing_gp.operators.estimated_diagonal import estimated_diagonal
 from swing_gp.operators.kernel_block import KernelBlock, KernelBlocks
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 from swing_gp.operators.matrix_free import COLUMNS, MatrixFreeLinearOperator
-from swing_gp.operators.noisy import NoisyKernelLinearOperator
+from swing_gp.solvers.field import FieldPosterior
 from swing_gp.solvers.mode_solver import ModeSolver
+from swing_gp.solvers.precision import NoisyPrecision
 from swing_gp.solvers.protocol import Estimate
-from swing_gp.solvers.sizes import EXACT_VARIANCES
+from swing_gp.solvers.sizes import EXACT_VARIANCES, MOST_SOLVED
 from swing_gp.solvers.woodbury import ClosedForm
 
 # Products that an estimate of many variances takes.
@@ -110,6 +114,51 @@ class ModePosteriorCovariance(PosteriorCovariance):
         solver, test = cast(ModeSolver, self.noisy.solver()), self.test.structure()
         found = solver.variances(test, PROBES) if isinstance(test, Modes) else None
         return super().variances if found is None else found
+
+
+class PrecisionPosteriorCovariance(PosteriorCovariance):
+    """Posterior covariance from the node precision; with gradients, by linear solves."""
+
+    def __init__(self, test: KernelBlock, cross: KernelBlock, noisy: NoisyKernelLinearOperator) -> None:
+        super().__init__(test, cross, noisy)
+        self.given = cast(NoisyPrecision, noisy.solver())
+
+    @property
+    def _differentiable(self) -> bool:
+        return torch.is_grad_enabled() and self.requires_grad
+
+    @cached_property
+    def _field(self) -> FieldPosterior:
+        return field_posterior(self.test, self.given)
+
+    def _apply(self, rhs: Tensor) -> Tensor:
+        if self._differentiable:
+            return super()._apply(rhs)
+        return self._field.covariance(rhs.double()).to(rhs.dtype)
+
+    @cached_property
+    def variances(self) -> Estimate:
+        size, nodes = self.shape[-1], self.given.precision.size
+        if self._differentiable:
+            return super()._solved() if size <= EXACT_VARIANCES else super()._estimated()
+        if size <= EXACT_VARIANCES and size * nodes <= MOST_SOLVED:
+            inputs = torch.arange(size).split(PRECISION_COLUMNS)
+            return Estimate.exact(torch.cat([self._columns(part)[part].diagonal() for part in inputs]).clamp_min(0))
+        found = self._field.variances()
+        return Estimate(found.value.to(self.dtype), found.error.to(self.dtype))
+
+    @property
+    def can_sample(self) -> bool:
+        return True
+
+    def samples(self, number: int, generator: torch.Generator | None = None) -> Tensor:  # (n, number)
+        return self._field.samples(number, generator).to(self.dtype)
+
+
+def field_posterior(test: KernelBlock, solver: NoisyPrecision) -> FieldPosterior:
+    """The posterior at the rows of a symmetric block."""
+    with torch.no_grad():
+        return FieldPosterior(cast(NodePrecision, test.structure()).inputs(), solver)
 
 
 class NoisyPosteriorCovariance(NoisyKernelLinearOperator):

@@ -35,8 +35,8 @@ class Solution:
     :ivar solution: x, of the shape of the right-hand side.
     :ivar method: ``"woodbury"`` (closed form), ``"dense"`` (a factor of a small matrix), ``"cg"``, ``"pcg"`` (conjugate
         gradients, preconditioned by landmarks); of a Fourier grid with many observations ``"modes"`` (closed form among its
-        modes) or ``"modes-pcg"`` (conjugate gradients there, preconditioned by the modes of the largest weights); of a sparse graph
-        ``"precision"`` (conjugate gradients with the posterior precision of the nodes, preconditioned by multigrid).
+        modes) or ``"modes-pcg"`` (conjugate gradients there, preconditioned by the modes of the largest weights); of a sparse
+        graph ``"precision"`` (conjugate gradients with the posterior precision of the nodes, preconditioned by multigrid).
     :ivar iterations: steps that the method took, products with the matrix; 0 in closed form.
     :ivar residuals: relative residuals, the largest over right-hand sides, after every iteration; the last is measured. In
         precision form they are those of the nodes, in the norm of the preconditioner.

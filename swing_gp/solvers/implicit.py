@@ -22,15 +22,20 @@ Pair = tuple[Tensor, Tensor]  # (n, c), (n, c)
 
 
 class System(Protocol):
-    """A symmetric matrix, or its inverse, that depends on tensors."""
+    """A symmetric matrix that is solved with."""
 
-    def quadrature(self, rhs: Tensor, probes: int) -> Quadrature: ...
+    def quadrature(self, rhs: Tensor, probes: int) -> Quadrature:
+        """Solutions and estimates of the log-determinant."""
 
-    def solve_adjoint(self, rhs: Tensor) -> Tensor:
+    def adjoint(self, rhs: Tensor) -> Tensor:
         """The solution for a right-hand side that a backward pass brings."""
 
-    def gradients(self, one: Pair, two: Pair, logdet: Pair) -> tuple[Tensor | None, ...]:
-        r"""The gradients in all tensors of :math:`\sum f^\top A^{-1} g + \sum u^\top A\, p`.
+
+class Gradients(Protocol):
+    r"""Bilinear forms in a matrix A as gradients in the tensors that it is made of."""
+
+    def __call__(self, one: Pair, two: Pair, logdet: Pair) -> tuple[Tensor | None, ...]:
+        r"""Of :math:`\sum f^\top A^{-1} g + \sum u^\top A\, p`.
 
         :param one: columns f, and their solutions.
         :param two: columns g, and their solutions.
@@ -42,9 +47,11 @@ class _Implicit(torch.autograd.Function):
     """Solutions, quadratic forms and terms of the log-determinant; and, without a gradient, residuals."""
 
     @staticmethod
-    def forward(ctx: Any, system: System, rhs: Tensor, probes: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, system: System, gradients: Gradients, rhs: Tensor, probes: int, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
         found = system.quadrature(rhs, probes)
-        ctx.system = system
+        ctx.system, ctx.gradients = system, gradients
         ctx.save_for_backward(rhs, found.solution, found.solved, found.probes)
         ctx.set_materialize_grads(False)
         residuals = torch.tensor(found.residuals, dtype=torch.float64)
@@ -59,7 +66,7 @@ class _Implicit(torch.autograd.Function):
         rhs, solution, solved, probes = ctx.saved_tensors
         ones, twos, for_rhs = [], [], None
         if for_solution is not None:
-            for_rhs = ctx.system.solve_adjoint(for_solution)
+            for_rhs = ctx.system.adjoint(for_solution)
             ones.append((for_solution, for_rhs))
             twos.append((rhs, solution))
         if for_quadratic is not None:
@@ -69,8 +76,8 @@ class _Implicit(torch.autograd.Function):
             for_rhs = more if for_rhs is None else for_rhs + more
         weights = 0.0 if for_terms is None else for_terms.to(solved.dtype)
         logdet = (solved[:, :0], probes[:, :0]) if for_terms is None else (weights * solved, probes)
-        gradients = ctx.system.gradients(_columns(ones, rhs), _columns(twos, rhs), logdet)
-        return None, for_rhs, None, *gradients
+        gradients = ctx.gradients(_columns(ones, rhs), _columns(twos, rhs), logdet)
+        return None, None, for_rhs, None, *gradients
 
 
 def _columns(pairs: list[Pair], like: Tensor) -> Pair:
@@ -81,11 +88,11 @@ def _columns(pairs: list[Pair], like: Tensor) -> Pair:
 
 
 def implicit(
-    system: System, rhs: Tensor, probes: int, tensors: tuple[Tensor, ...]
+    system: System, gradients: Gradients, rhs: Tensor, probes: int, tensors: tuple[Tensor, ...]
 ) -> tuple[Tensor, Tensor, Tensor, tuple[float, ...]]:  # (n, c) -> (n, c), (c,), (probes,)
     """Solve, with derivatives in the right-hand side and in the tensors that the system is made of.
 
     :return: solutions, quadratic forms, estimates of the log-determinant (float64), and the residuals of the steps.
     """
-    solution, quadratic, terms, residuals = _Implicit.apply(system, rhs, probes, *tensors)
+    solution, quadratic, terms, residuals = _Implicit.apply(system, gradients, rhs, probes, *tensors)
     return solution, quadratic, terms, tuple(residuals.tolist())

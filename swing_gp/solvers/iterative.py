@@ -65,6 +65,9 @@ class ConjugateGradients:
         )
         return Solved(found.solution, Report(self.method, self.reason, tuple(found.residuals)))
 
+    def adjoint(self, rhs: Tensor) -> Tensor:
+        return self.quadrature(rhs, 0).solution
+
     @torch.no_grad()
     def quadrature(self, rhs: Tensor, probes: int) -> Quadrature:
         image = starts = frozen_signs(len(rhs), probes, rhs.dtype, rhs.device)  # H s = P^-1 b, and b itself

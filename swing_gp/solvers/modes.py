@@ -195,11 +195,11 @@ class IterativeModes:
         return self._half(solution), tuple(residuals)
 
     def solve(self, projected: Tensor, sizes: Tensor) -> tuple[Tensor, tuple[float, ...]]:
-        solution, _, _, residuals = implicit(_Sized(self, sizes), projected, 0, self.tensors)
+        solution, _, _, residuals = implicit(_Sized(self, sizes), self._gradients, projected, 0, self.tensors)
         return solution, residuals
 
     def inv_quad_logdet(self, projected: Tensor, sizes: Tensor, probes: int) -> tuple[Tensor, Tensor]:
-        return implicit(_Sized(self, sizes), projected, probes, self.tensors)[1:3]
+        return implicit(_Sized(self, sizes), self._gradients, projected, probes, self.tensors)[1:3]
 
     def quadrature(self, probes: int) -> tuple[Tensor, Tensor, Tensor]:  # (probes,), (P, probes), (P, probes)
         """Estimates of log|S|, and the solutions and images of the probes."""
@@ -240,6 +240,10 @@ class IterativeModes:
             totals = [_sum(total, part) for total, part in zip(totals, found, strict=True)]
         return totals
 
+    def _gradients(self, one: Pair, two: Pair, logdet: Pair) -> tuple[Tensor | None, ...]:
+        posterior = self.gradients_of_posterior(one, two)
+        return tuple(_sum(a, b) for a, b in zip(posterior, self.gradients(*logdet, "_system"), strict=True))
+
     def gradients_of_posterior(self, one: tuple[Tensor, Tensor], two: tuple[Tensor, Tensor]) -> list[Tensor]:
         r"""Of :math:`\sum f^\top \Sigma g`, from f and :math:`\Sigma f`, g and :math:`\Sigma g`."""
         (f, solved_f), (g, solved_g) = one, two
@@ -264,12 +268,8 @@ class _Sized:
             return Quadrature(solution, rhs.new_zeros(0), rhs[:, :0], rhs[:, :0], residuals)
         return Quadrature(solution, *self.system.quadrature(probes), residuals)
 
-    def solve_adjoint(self, rhs: Tensor) -> Tensor:
+    def adjoint(self, rhs: Tensor) -> Tensor:
         return self.system.iterate(rhs, self.system.size(rhs))[0]
-
-    def gradients(self, one: Pair, two: Pair, logdet: Pair) -> tuple[Tensor | None, ...]:
-        quadratic = self.system.gradients_of_posterior(one, two)
-        return tuple(_sum(a, b) for a, b in zip(quadratic, self.system.gradients(*logdet, "_system"), strict=True))
 
 
 class LeadingBlock:

@@ -144,12 +144,19 @@ class NoisyPrecision(WithoutCaches):
         _, weights, residuals = self.condition(rhs, SOLVE_TOL if tol is None else min(tol, SOLVE_TOL))
         return Solved((weights / self.scale).to(rhs.dtype), Report(self.method, self.reason, tuple(residuals)))
 
+    def adjoint(self, rhs: Tensor) -> Tensor:
+        return self.solve(rhs).solution
+
     @torch.no_grad()
     def quadrature(self, rhs: Tensor, probes: int) -> Quadrature:
         """Few observations have the exact gradient of the log-determinant, from a solve for each."""
-        starts = frozen_signs(len(rhs), probes, rhs.dtype, rhs.device)
-        if probes and len(rhs) <= EXACT_TRACE:
+        if not probes:
+            found = self.solve(rhs)
+            return Quadrature(found.solution, rhs.new_zeros(0).double(), rhs[:, :0], rhs[:, :0], found.report.residuals)
+        if len(rhs) <= EXACT_TRACE:
             starts = len(rhs) ** 0.5 * torch.eye(len(rhs), dtype=rhs.dtype, device=rhs.device)
+        else:
+            starts = frozen_signs(len(rhs), probes, rhs.dtype, rhs.device)
         found = self.solve(torch.cat([starts, rhs], dim=-1))
         solved, solution = found.solution.tensor_split([starts.shape[-1]], dim=-1)
         return Quadrature(solution, self.logdet_terms(starts.shape[-1]), solved, starts, found.report.residuals)
@@ -289,9 +296,14 @@ class NodeSolver:
         solution = self.matrix.numbered(self.matrix.solve(self.matrix.renumbered(rhs)))
         return Solved(solution.to(rhs.dtype), Report(self.method, self.reason))
 
+    def adjoint(self, rhs: Tensor) -> Tensor:
+        return self.solve(rhs).solution
+
     @torch.no_grad()
     def quadrature(self, rhs: Tensor, probes: int) -> Quadrature:
+        if not probes:
+            return Quadrature(self.adjoint(rhs), rhs.new_zeros(0).double(), rhs[:, :0], rhs[:, :0])
         starts = frozen_signs(len(rhs), probes, rhs.dtype, rhs.device)
-        solved, solution = self.solve(torch.cat([starts, rhs], dim=-1)).solution.tensor_split([probes], dim=-1)
-        terms = _quadrature(self.matrix.product, starts.double()) if probes else starts.new_zeros(0)
+        solved, solution = self.adjoint(torch.cat([starts, rhs], dim=-1)).tensor_split([probes], dim=-1)
+        terms = _quadrature(self.matrix.product, self.matrix.renumbered(starts))
         return Quadrature(solution, terms, solved, starts)

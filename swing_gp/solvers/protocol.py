@@ -110,3 +110,6 @@ class Numerical(Solver, Protocol):
 
     def quadrature(self, rhs: Tensor, probes: int) -> Quadrature:
         """Solutions and estimates of the log-determinant in one go."""
+
+    def adjoint(self, rhs: Tensor) -> Tensor:
+        """The solution for a right-hand side that a backward pass brings."""

@@ -22,9 +22,9 @@ from swing_gp import (
     grf_kernel,
     solve,
 )
+from swing_gp.operators.base import NoisyKernelLinearOperator
 from swing_gp.operators.estimated_diagonal import estimated_diagonal
 from swing_gp.operators.grid_kernel import grid_kernel
-from swing_gp.operators.noisy import NoisyKernelLinearOperator
 from swing_gp.operators.preconditioning import LandmarkApproximation
 from swing_gp.operators.variance import mean_variance
 from swing_gp.solvers import sizes
