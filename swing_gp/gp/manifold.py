@@ -162,8 +162,7 @@ class ManifoldMaternKernel(Kernel):
         two = one if x1 is x2 else self.extended_points(x2)
         if diag:
             return self.edge(one - two)
-        # The difference form: an expanded square would leave 1e-4 on the diagonal in float32, and a kink makes that 1e-2.
-        return self.edge.log_profile(torch.cdist(one, two, compute_mode="donot_use_mm_for_euclid_dist")).exp()
+        return self.edge.log_of_pairs(one, two).exp()
 
 
 def neighbor_graph(points: Tensor, neighbors: int = NEIGHBORS) -> Graph:

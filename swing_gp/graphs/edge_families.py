@@ -17,10 +17,10 @@ import scipy.interpolate
 import scipy.special
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from swing_gp.graphs.edges import EdgeFunction
 from swing_gp.graphs.radial import NODES, RadialTransform
+from swing_gp.linalg.second_order import refused
 from swing_gp.utils.validation import as_number, as_parameter, check_choice
 
 # The table of a SpectralEdge: nodes are even below the shortest distance (in lengthscales) and geometric above, up to the
@@ -153,18 +153,24 @@ def _ball_transform(x: Tensor, dim: int) -> Tensor:
     raise ValueError(f"The spectrum of a soft ball is known in 1, 2 and 3 dimensions, got {dim}; use features='neighbors'.")
 
 
+ONE_SLOPE = (
+    "Second derivatives of a SpectralEdge and of a soft Ball are not known, which are tables and special functions. Use "
+    "another edge function, or differences of gradients."
+)
+
+
 class _Known(torch.autograd.Function):
     """A function that torch does not know, from its values and slopes."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, values: np.ndarray, slopes: np.ndarray) -> Tensor:
-        ctx.save_for_backward(torch.as_tensor(slopes).to(x))
+        ctx.save_for_backward(x, torch.as_tensor(slopes).to(x))
         return torch.as_tensor(values).to(x)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return grad * ctx.saved_tensors[0], None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, slopes = ctx.saved_tensors
+        return *refused(ONE_SLOPE, (grad * slopes,), (x,)), None, None
 
 
 def _log_of_known(x: Tensor, values: np.ndarray, slopes: np.ndarray) -> Tensor:

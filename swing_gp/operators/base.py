@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -16,6 +17,8 @@ from linear_operator.operators import AddedDiagLinearOperator, DiagLinearOperato
 from torch import Tensor
 
 from swing_gp.linalg.gram import white_noise
+from swing_gp.linalg.second_order import gradients as pulled_back
+from swing_gp.linalg.second_order import refused, wanted
 from swing_gp.linalg.structure import Structure
 from swing_gp.operators.broadcast import BroadcastLinearOperator
 from swing_gp.operators.indexing import Indexed
@@ -25,6 +28,11 @@ from swing_gp.solvers.policy import dense_solver, solver_for
 from swing_gp.solvers.protocol import Estimate, Exact, Numerical, Solver
 from swing_gp.solvers.sizes import MOST_DENSE, is_dense, num_probes
 from swing_gp.utils.validation import check_rhs
+
+ESTIMATED_LOGDET = (
+    f"Second derivatives of a log-determinant above {MOST_DENSE} observations are not known, whose value is an estimate: those "
+    "of products, solves and quadratic forms are. Use fewer observations, features='landmarks', or differences of gradients."
+)
 
 
 class Structured(Indexed):
@@ -90,12 +98,32 @@ def followed_terms(operator: Structured, solver: Solver, columns: Tensor, probes
 
 def _followed(operator: Structured, solver: Solver, columns: Tensor, probes: int) -> tuple[Any, ...]:
     """What is solved for, followed through the products of the operator."""
+    system, gradients = cast(Numerical, solver), partial(_gradients, operator)
+    return implicit(system, gradients, columns, probes, operator.representation())
 
-    def gradients(one: Pair, two: Pair, logdet: Pair) -> tuple[Tensor | None, ...]:
+
+def _gradients(operator: Structured, one: Pair, two: Pair, logdet: Pair, weights: Tensor | None) -> tuple[Tensor | None, ...]:
+    """The gradients of bilinear forms in all that the operator is made of. Those of a log-determinant that are differentiated
+    again come from the dense matrix, up to 2,000 rows."""
+    if not wanted():
         left, right = (torch.cat(sides, dim=-1) for sides in ((logdet[0], -one[1]), (logdet[1], two[1])))
         return operator._bilinear_derivative(left, right)
+    tree, tensors = operator.representation_tree(), operator.representation()
+    quadratic = pulled_back(lambda *parts: tree(*parts)._matmul(two[1]), tensors, -one[1])
+    if weights is None:
+        return quadratic
+    if len(logdet[0]) <= MOST_DENSE:
+        found = pulled_back(lambda *parts: _dense_logdet(tree(*parts)), tensors, weights.sum())
+    else:
+        with torch.no_grad():
+            found = operator._bilinear_derivative(*logdet)
+        found = refused(ESTIMATED_LOGDET, found, (*tensors, weights))
+    return tuple(b if a is None else a if b is None else a + b for a, b in zip(quadratic, found, strict=True))
 
-    return implicit(cast(Numerical, solver), gradients, columns, probes, operator.representation())
+
+def _dense_logdet(matrix: LinearOperator) -> Tensor:
+    dense = matrix._matmul(torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)).double()
+    return 2 * torch.linalg.cholesky(0.5 * (dense + dense.mT)).diagonal().log().sum()
 
 
 class Solvable(Structured):

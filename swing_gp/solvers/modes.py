@@ -30,6 +30,8 @@ from swing_gp.linalg.conjugate_gradients import ConvergenceWarning, conjugate_gr
 from swing_gp.linalg.expansions import chebyshev_coefficients
 from swing_gp.linalg.gram import frozen_signs, symmetric_function
 from swing_gp.linalg.polynomial import clenshaw
+from swing_gp.linalg.second_order import gradients as followed
+from swing_gp.linalg.second_order import refused, wanted
 from swing_gp.linalg.toeplitz import RealModes, toeplitz_product
 from swing_gp.linalg.woodbury import Woodbury
 from swing_gp.solvers.implicit import Pair, implicit
@@ -43,6 +45,11 @@ NEGLIGIBLE = 0.02
 # Numbers that the polynomials of a backward pass may keep at once.
 KEPT = 2**26
 REFINEMENTS = 4
+LOGDET_OF_MODES = (
+    "Second derivatives of a log-determinant among the modes of a Fourier grid are not known, whose value is an estimate: "
+    "those of products, solves and quadratic forms are. Use at most 800 observations, features='landmarks', or differences of "
+    "gradients."
+)
 # How much looser the solves of estimates are; what they leave is far below what random signs do.
 ROUGH = 100.0
 
@@ -228,8 +235,11 @@ class IterativeModes:
 
     # Gradients
 
-    def gradients(self, left: Tensor, right: Tensor, form: str) -> list[Tensor]:
-        """The gradients in all tensors of the sum of a bilinear form over columns, a few of them at a time."""
+    def gradients(self, left: Tensor, right: Tensor, form: str) -> list[Any]:
+        """The gradients in all tensors of the sum of a bilinear form over columns, a few of them at a time; all at once where
+        they are differentiated again."""
+        if wanted():
+            return list(followed(lambda *tensors: getattr(self.at(*tensors), form)(right), self.tensors, left))
         terms = len(self.root) * self.prior.symbol.numel()
         totals: list[Any] = [None] * len(self.tensors)
         for one, two in zip(*(x.split(max(1, KEPT // terms), dim=-1) for x in (left, right)), strict=True):
@@ -240,9 +250,14 @@ class IterativeModes:
             totals = [_sum(total, part) for total, part in zip(totals, found, strict=True)]
         return totals
 
-    def _gradients(self, one: Pair, two: Pair, logdet: Pair) -> tuple[Tensor | None, ...]:
+    def _gradients(self, one: Pair, two: Pair, logdet: Pair, weights: Tensor | None) -> tuple[Tensor | None, ...]:
         posterior = self.gradients_of_posterior(one, two)
-        return tuple(_sum(a, b) for a, b in zip(posterior, self.gradients(*logdet, "_system"), strict=True))
+        if weights is None:
+            return tuple(posterior)
+        with torch.no_grad():
+            found = tuple(self.gradients(*logdet, "_system"))
+        found = refused(LOGDET_OF_MODES, found, (*self.tensors, weights))
+        return tuple(_sum(a, b) for a, b in zip(posterior, found, strict=True))
 
     def gradients_of_posterior(self, one: tuple[Tensor, Tensor], two: tuple[Tensor, Tensor]) -> list[Tensor]:
         r"""Of :math:`\sum f^\top \Sigma g`, from f and :math:`\Sigma f`, g and :math:`\Sigma g`."""
@@ -268,8 +283,9 @@ class _Sized:
             return Quadrature(solution, rhs.new_zeros(0), rhs[:, :0], rhs[:, :0], residuals)
         return Quadrature(solution, *self.system.quadrature(probes), residuals)
 
-    def adjoint(self, rhs: Tensor) -> Tensor:
-        return self.system.iterate(rhs, self.system.size(rhs))[0]
+    @torch.no_grad()
+    def for_adjoint(self, rhs: Tensor) -> _Sized:
+        return _Sized(self.system, self.system.size(rhs))
 
 
 class LeadingBlock:

@@ -144,8 +144,8 @@ class NoisyPrecision(WithoutCaches):
         _, weights, residuals = self.condition(rhs, SOLVE_TOL if tol is None else min(tol, SOLVE_TOL))
         return Solved((weights / self.scale).to(rhs.dtype), Report(self.method, self.reason, tuple(residuals)))
 
-    def adjoint(self, rhs: Tensor) -> Tensor:
-        return self.solve(rhs).solution
+    def for_adjoint(self, rhs: Tensor) -> NoisyPrecision:
+        return self
 
     @torch.no_grad()
     def quadrature(self, rhs: Tensor, probes: int) -> Quadrature:
@@ -296,14 +296,14 @@ class NodeSolver:
         solution = self.matrix.numbered(self.matrix.solve(self.matrix.renumbered(rhs)))
         return Solved(solution.to(rhs.dtype), Report(self.method, self.reason))
 
-    def adjoint(self, rhs: Tensor) -> Tensor:
-        return self.solve(rhs).solution
+    def for_adjoint(self, rhs: Tensor) -> NodeSolver:
+        return self
 
     @torch.no_grad()
     def quadrature(self, rhs: Tensor, probes: int) -> Quadrature:
         if not probes:
-            return Quadrature(self.adjoint(rhs), rhs.new_zeros(0).double(), rhs[:, :0], rhs[:, :0])
+            return Quadrature(self.solve(rhs).solution, rhs.new_zeros(0).double(), rhs[:, :0], rhs[:, :0])
         starts = frozen_signs(len(rhs), probes, rhs.dtype, rhs.device)
-        solved, solution = self.adjoint(torch.cat([starts, rhs], dim=-1)).tensor_split([probes], dim=-1)
+        solved, solution = self.solve(torch.cat([starts, rhs], dim=-1)).solution.tensor_split([probes], dim=-1)
         terms = _quadrature(self.matrix.product, self.matrix.renumbered(starts))
         return Quadrature(solution, terms, solved, starts)

@@ -111,5 +111,5 @@ class Numerical(Solver, Protocol):
     def quadrature(self, rhs: Tensor, probes: int) -> Quadrature:
         """Solutions and estimates of the log-determinant in one go."""
 
-    def adjoint(self, rhs: Tensor) -> Tensor:
-        """The solution for a right-hand side that a backward pass brings."""
+    def for_adjoint(self, rhs: Tensor) -> Numerical:
+        """The solver for right-hand sides that a backward pass brings."""
