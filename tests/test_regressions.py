@@ -390,22 +390,6 @@ def test_few_landmarks_and_a_node_far_from_all(seed, lengthscale):
     assert bool(torch.isfinite(operator @ torch.ones(1500, dtype=torch.float64)).all())
 
 
-@pytest.mark.parametrize("kind", ["soft ball", "table", "solve"])
-def test_second_derivatives_that_are_not_known_are_refused(kind, monkeypatch):
-    """They were zero, or a part of the truth, without a word."""
-    scale = torch.tensor(0.4, dtype=torch.float64, requires_grad=True)
-    if kind == "solve":
-        monkeypatch.setattr(sizes, "DENSE", 4)
-        kernel = graph_kernel(ImplicitGraph(SMALL, Gaussian(0.3)), Diffusion(scale), features="pairwise")
-        value = kernel.add_diagonal(torch.tensor(0.5, dtype=torch.float64)).solve(SMALL).square().sum()
-    else:
-        edge = Ball(0.4, 0.2) if kind == "soft ball" else SpectralEdge(normal_density, dim=2)
-        value = edge.with_parameters(scale)(SMALL.unsqueeze(0) - SMALL.unsqueeze(1)).square().sum()
-    (slope,) = torch.autograd.grad(value, scale, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        slope.backward()
-
-
 def test_signs_are_made_on_the_device_of_the_operator():
     assert frozen_signs(4, 2, torch.float32, torch.device("meta")).device.type == "meta"
     signs = frozen_signs(100, 2, torch.float32, torch.device("cpu"))

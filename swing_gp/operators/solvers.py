@@ -3,10 +3,10 @@ r"""Solves that say how they were done: :math:`(K + \sigma^2 I) x = b`, for note
 >>> import torch
 >>> from swing_gp import Diffusion, Gaussian, ImplicitGraph, graph_kernel, solve
 >>> points = torch.rand(1000, 2, generator=torch.Generator().manual_seed(0)).double()
->>> K = graph_kernel(ImplicitGraph(points, Gaussian(0.1)), Diffusion(2.0), features="grid")
+>>> K = graph_kernel(ImplicitGraph(points, Gaussian(0.03)), Diffusion(2.0), features="neighbors")
 >>> result = solve(K, torch.ones(1000).double(), noise=0.1)
 >>> result.method, result.converged, result.residuals[-1] < 1e-6
-('pcg', True, True)
+('cg', True, True)
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Solution:
         graph ``"precision"`` (conjugate gradients with the posterior precision of the nodes, preconditioned by multigrid).
     :ivar iterations: steps that the method took, products with the matrix; 0 in closed form.
     :ivar residuals: relative residuals, the largest over right-hand sides, after every iteration; the last is measured. In
-        precision form they are those of the nodes, in the norm of the preconditioner.
+        precision form the others are those of the nodes, in the norm of the preconditioner.
     :ivar converged: whether the last one, the measured residual, is at most the tolerance.
     :ivar reason: why this method was taken.
     """
