@@ -19,7 +19,7 @@ from swing_gp import (
     OneStepKernel,
     knn_graph,
 )
-from swing_gp.operators import iterative, precision_solver, regimes
+from swing_gp.solvers import sizes
 
 SIZE = 40
 NODES = cloud(SIZE, 2)
@@ -45,8 +45,8 @@ PARAMETER = {"nearest": "raw_kappa", "precision": "raw_kappa", "landmarks": "raw
 @pytest.fixture(params=["dense", "iterative"])
 def size(request, monkeypatch):
     if request.param == "iterative":
-        monkeypatch.setattr(regimes, "DENSE", 2)
-        monkeypatch.setattr(precision_solver, "DENSE", 2)
+        monkeypatch.setattr(sizes, "DENSE", 2)
+        monkeypatch.setattr(sizes, "FEW_OBSERVATIONS", 2)
     return request.param
 
 
@@ -68,7 +68,9 @@ def inputs(a: Tensor, b: Tensor) -> Tensor:
 def dense(kernel, x: Tensor, y: Tensor) -> Tensor:
     """Entries; of the graph of nearest neighbours, whose products may be solves, by the formulas of the documentation."""
     scaled = hasattr(kernel, "base_kernel")
-    return (dense_covariance if isinstance(kernel.base_kernel if scaled else kernel, MaternGraphKernel) else entries)(kernel, x, y)
+    return (dense_covariance if isinstance(kernel.base_kernel if scaled else kernel, MaternGraphKernel) else entries)(
+        kernel, x, y
+    )
 
 
 def entries(kernel, x: Tensor, y: Tensor) -> Tensor:
@@ -106,9 +108,10 @@ def test_inputs_and_noise(name, verb, size):
     kernel = KERNELS[name]()
     kernel.requires_grad_(False)
     a, b, noise = leaves(0.0, 0.0, NOISE)
-    truth = differences(lambda t: dense_values(kernel, inputs(t[0], t[1]), t[2])[verb], torch.tensor([0.0, 0, NOISE]).double(), STEP)
+    truth = differences(
+        lambda t: dense_values(kernel, inputs(t[0], t[1]), t[2])[verb], torch.tensor([0.0, 0, NOISE]).double(), STEP
+    )
     check(VERBS[verb](kernel, inputs(a, b), noise), [a, b, noise], truth, set())
-
 
 
 @pytest.mark.parametrize("name", ["landmarks", "nearest", "precision", "manifold"])
