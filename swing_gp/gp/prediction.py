@@ -9,14 +9,13 @@ from typing import Any
 from gpytorch import settings
 from gpytorch.distributions import MultitaskMultivariateNormal
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
-from linear_operator.operators import AddedDiagLinearOperator, LinearOperator, ZeroLinearOperator
+from linear_operator.operators import LinearOperator, ZeroLinearOperator
 from linear_operator.utils.memoize import clear_cache_hook
 from torch import Tensor
 from torch.nn import Module
 
 from swing_gp.gp.cache import equal_values, snapshot
-from swing_gp.operators.broadcast import BroadcastLinearOperator
-from swing_gp.operators.kernel_block import KernelBlock
+from swing_gp.operators.batch import Stack
 from swing_gp.operators.posterior import Posterior, condition
 
 
@@ -94,10 +93,4 @@ def _values(module: Module) -> list[Any]:
 
 def _without_batch(operator: Any) -> Any:
     """One matrix out of a batch of equal ones: several targets share their covariance."""
-    if isinstance(operator, BroadcastLinearOperator):
-        return operator.base
-    if isinstance(operator, AddedDiagLinearOperator) and isinstance(operator._linear_op, BroadcastLinearOperator):
-        noise = operator._diag_tensor._diagonal().reshape(-1, operator.shape[-1])
-        if isinstance(operator._linear_op.base, KernelBlock) and bool((noise == noise[0]).all()):
-            return operator._linear_op.base.add_diagonal(noise[0])
-    return operator
+    return operator.operators[0] if isinstance(operator, Stack) and len(operator.operators) == 1 else operator

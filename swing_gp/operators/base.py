@@ -20,7 +20,7 @@ from swing_gp.linalg.gram import white_noise
 from swing_gp.linalg.second_order import gradients as pulled_back
 from swing_gp.linalg.second_order import refused, wanted
 from swing_gp.linalg.structure import Structure
-from swing_gp.operators.broadcast import BroadcastLinearOperator
+from swing_gp.operators.batch import repeated
 from swing_gp.operators.indexing import Indexed
 from swing_gp.solvers.dense import Dense
 from swing_gp.solvers.implicit import Pair, implicit
@@ -176,7 +176,7 @@ class Solvable(Structured):
         return self.samples(num_samples).mT
 
     def _expand_batch(self, batch_shape: torch.Size | list[int]) -> LinearOperator:
-        return BroadcastLinearOperator(self, repeats=torch.Size(batch_shape)) if len(batch_shape) else self
+        return repeated(self, torch.Size(batch_shape))
 
     def _unsqueeze_batch(self, dim: int) -> LinearOperator:
         return self._expand_batch([1])

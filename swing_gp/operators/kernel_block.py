@@ -263,8 +263,8 @@ class KernelBlocks(Batch):
         index = (slice(start * s[-1], stop * s[-1]) if len(s) > 1 else slice(None) for s in (self.rows, self.columns))
         return self.whole._getitem(*index)
 
-    def elements(self) -> list[Any]:
-        return [self.part(i, i + 1) for i in range(self.batch_shape.numel())]
+    def distinct(self) -> tuple[list[Any], Tensor]:
+        return [self.part(i, i + 1) for i in range(self.batch_shape.numel())], self._places()
 
     def _matmul(self, rhs: Tensor) -> Tensor:
         if rhs.dim() == 2 and len(self.columns) == 1:
