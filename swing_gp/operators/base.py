@@ -78,6 +78,18 @@ class Structured(Indexed):
             solvers[name] = solver
         return solver
 
+    @torch.no_grad()
+    def logdet_with_error(self) -> tuple[float, float]:
+        """The log-determinant of one matrix and its standard error over the probes of a quadrature; zero where it is exact."""
+        self.check_symmetric()
+        nothing = torch.empty(self.shape[-1], 0, dtype=self.dtype, device=self.device)
+        found = Estimate.of_terms(self._terms(nothing, num_probes())[1])
+        return float(found.value), float(found.error)
+
+    def _terms(self, columns: Tensor, probes: int) -> tuple[Tensor, Tensor]:  # (*batch, n, k) -> (*batch, k), (*batch, m)
+        """Quadratic forms of the inverse, and estimates of the log-determinant, with their gradients."""
+        return followed_terms(self, self.solver(fast=settings.fast_computations.log_prob.on()), columns, probes)
+
     def __getstate__(self) -> dict:
         return {name: value for name, value in self.__dict__.items() if name != "_solvers"}
 
@@ -148,16 +160,6 @@ class Solvable(Structured):
             terms = terms.reshape(*inv_quad_rhs.shape[:-2], inv_quad_rhs.shape[-1])
         terms = (terms.sum(-1) if reduce_inv_quad else terms).to(self.dtype)
         return zero if inv_quad_rhs is None else terms, estimates.mean().to(self.dtype) if logdet else zero
-
-    @torch.no_grad()
-    def logdet_with_error(self) -> tuple[float, float]:
-        """The log-determinant and its standard error over the probes of the quadrature; zero where it is exact."""
-        nothing = torch.empty(self.shape[-1], 0, dtype=self.dtype, device=self.device)
-        found = Estimate.of_terms(self._terms(self._columns_of(nothing), num_probes())[1])
-        return float(found.value), float(found.error)
-
-    def _terms(self, columns: Tensor, probes: int) -> tuple[Tensor, Tensor]:  # (n, k) -> (k,), (m,)
-        return followed_terms(self, self.solver(fast=settings.fast_computations.log_prob.on()), columns, probes)
 
     def dense_root(self) -> Tensor:  # (n, n)
         """The Cholesky factor as a root for samples, where no other is known: up to 2,000 rows."""

@@ -25,7 +25,7 @@ from swing_gp.linalg.coincident import OwnPart
 from swing_gp.linalg.gram import white_noise
 from swing_gp.linalg.reducer import LOCAL, Reducer
 from swing_gp.linalg.structure import LowRank
-from swing_gp.operators.base import Structured, followed_terms
+from swing_gp.operators.base import Structured
 from swing_gp.operators.matrix_free import submatrix
 from swing_gp.solvers.sizes import is_dense
 from swing_gp.solvers.woodbury import square_root
@@ -195,7 +195,7 @@ class LowRankPlusDiagonal(Structured):
         rhs = zero.new_zeros(self.shape[-1], 0) if inv_quad_rhs is None else inv_quad_rhs
         check_rhs(rhs, self.dtype)
         rhs = rhs.unsqueeze(-1) if rhs.dim() == 1 else rhs
-        terms, logdets = followed_terms(self, self.solver(), rhs, 1)
+        terms, logdets = self._terms(rhs, 1)
         terms = (terms.sum(-1) if reduce_inv_quad else terms).to(self.dtype)
         return zero if inv_quad_rhs is None else terms, logdets.mean(-1).to(self.dtype) if logdet else zero
 
