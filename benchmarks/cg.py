@@ -51,7 +51,7 @@ def measure(dim: int, number: int, lengthscale: float, noise: float) -> Row:
     plain = solve(noisy, b, None)
     start = time.perf_counter()
     helps = kernel._control.helps(kernel, noise)
-    forced = kernel._control.kernel.add_diagonal(shift).solver()
+    forced = kernel._control.kernel.add_diagonal(shift).solve
     row = {"plain": plain, "decision": time.perf_counter() - start, "helps": helps}
     landmarks = solve(noisy, b, forced)
     return {**row, "landmarks": landmarks, "decided": landmarks if helps else plain}

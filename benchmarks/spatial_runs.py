@@ -39,12 +39,12 @@ def scaling(name: str, number: int, nu: float) -> Row:
     def set_up() -> Any:
         seen = nodes_of(points, observed)
         kernel: Any = graph_kernel(graph, Matern(nu, kappa))
-        solver = kernel.covariance(seen, seen, None).add_diagonal(noise).structured_solver()
+        solver = kernel.covariance(seen, seen, None).add_diagonal(noise).solver()
         solver._precondition  # noqa: B018, made on first use
         return solver
 
     solver = clock.time("setup", set_up)
-    weighted = solver.observations.to_nodes(solver.observations.solve(values.unsqueeze(-1)))
+    weighted = solver.observations.inputs.to_nodes(solver.observations.solve(values.unsqueeze(-1)))
     found, residuals = clock.time("mean", lambda: solver._solve(solver.precision.renumbered(weighted), 1e-9))
     mean = solver.precision.numbered(found).squeeze(-1)
     variance, error = clock.time("deviations", lambda: solver.variances(SAMPLES))

@@ -250,9 +250,10 @@ class FourierGrid(FeatureMap):
             )
         return inside
 
-    def alike(self, other: FourierGrid) -> bool:
-        """Check if another grid has the same spacing and centre."""
-        return torch.equal(self._spacing, other._spacing) and torch.equal(self._center, other._center)
+    @property
+    def frame(self) -> Tensor:  # (3, d), float64
+        """Spacing, centre and half-widths, by which grids with the same frequencies at the same places are known."""
+        return torch.stack([self._spacing, self._center, self._spacing.new_tensor(self.half_widths)])
 
     @cached_property
     def nodes(self) -> PointTransform:

@@ -11,12 +11,11 @@ The error is deterministic given the landmarks, and the residual diagonal :math:
 from __future__ import annotations
 
 import warnings
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from swing_gp.features.base import DenseFeatures
 from swing_gp.graphs.edges import EdgeFunction
@@ -24,6 +23,7 @@ from swing_gp.graphs.implicit import ImplicitGraph
 from swing_gp.linalg.chunks import cached_rows
 from swing_gp.linalg.gram import blocked_product, row_sums
 from swing_gp.linalg.pivoted_cholesky import pivoted_cholesky
+from swing_gp.linalg.second_order import gradients, wanted
 from swing_gp.utils.validation import check_count
 
 
@@ -197,13 +197,14 @@ class _Nystrom(torch.autograd.Function):
         for rows in cached_rows(features):
             features[rows] = edge.smooth_weights(x[rows].double(), sites.double()) @ inverse.mT
         ctx.edge = edge
-        ctx.save_for_backward(features, inverse, x, sites, *parameters)
+        ctx.save_for_backward(features, inverse, cholesky, x, sites, *parameters)
         return features
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        features, inverse, *inputs = ctx.saved_tensors
+        features, inverse, cholesky, *inputs = ctx.saved_tensors
+        if wanted():
+            return None, *gradients(partial(_nystrom, ctx.edge), (cholesky, *inputs), grad)
         _, needs_cholesky, *needs = ctx.needs_input_grad
         cholesky_grad = -(inverse.mT @ blocked_product(grad, features)).tril() if needs_cholesky else None
         totals = {i: torch.zeros_like(inputs[i], dtype=torch.float64) for i, needs_grad in enumerate(needs) if needs_grad}
@@ -216,6 +217,12 @@ class _Nystrom(torch.autograd.Function):
             for (i, total), part in zip(totals.items(), parts, strict=True):
                 (total[rows] if i == 0 else total).add_(part)
         return None, cholesky_grad, *(totals[i].to(tensor.dtype) if i in totals else None for i, tensor in enumerate(inputs))
+
+
+def _nystrom(edge: EdgeFunction, cholesky: Tensor, x: Tensor, sites: Tensor, *parameters: Tensor) -> Tensor:
+    """The features in plain torch, which autograd differentiates as often as it is asked to."""
+    weights = edge.with_parameters(*parameters).smooth_weights(x.double(), sites.double())
+    return torch.linalg.solve_triangular(cholesky, weights.mT, upper=False).mT.to(x.dtype)
 
 
 def select_landmarks(

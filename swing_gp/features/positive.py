@@ -21,6 +21,7 @@ from swing_gp.features.base import DenseFeatures
 from swing_gp.graphs.edges import LARGEST_HALF, EdgeFunction, Gaussian
 from swing_gp.graphs.implicit import ImplicitGraph
 from swing_gp.linalg.chunks import row_chunks
+from swing_gp.linalg.distances import squared_distances
 from swing_gp.linalg.ensembles import ENSEMBLES, gaussian_ensemble
 from swing_gp.linalg.gram import cross_gram, gram
 from swing_gp.utils.validation import as_number, check_choice, check_count
@@ -107,7 +108,7 @@ class PositiveFeatures(DenseFeatures):
 
     def _mixture(self, centers: Tensor, nodes: Tensor) -> Tensor:
         """Logarithm of the density of the data proposal, a Gaussian mixture with one component per node."""
-        squared = torch.cdist(centers, nodes, compute_mode="donot_use_mm_for_euclid_dist").square()
+        squared = squared_distances(centers, nodes)
         log_constant = 0.5 * nodes.shape[-1] * math.log(2 * math.pi * self.jitter**2) + math.log(len(nodes))
         return torch.logsumexp(squared / (-2 * self.jitter**2), dim=-1) - log_constant
 
@@ -118,7 +119,7 @@ class PositiveFeatures(DenseFeatures):
         x = self.graph.edge.scaled(x - self.graph.points.mean(0))
         squares = x.square().sum(-1, keepdim=True)
         if x.numel() and float(squares.detach().max()) > 2 * LARGEST_HALF:  # the expansion loses too many digits
-            return log_constants - torch.cdist(x, centers, compute_mode="donot_use_mm_for_euclid_dist").square()
+            return log_constants - squared_distances(x, centers)
         constants = log_constants - centers.square().sum(-1)
         return torch.addmm(constants, x, centers.mT, alpha=2) - squares
 

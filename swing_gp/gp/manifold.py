@@ -173,8 +173,7 @@ class ManifoldMaternKernel(Kernel):
         two = one if x1 is x2 else self.extended_points(x2)
         if diag:
             return self.edge(one - two)
-        # Differences: expanded squares have errors of 1e-4 on the diagonal in float32, which the kink of f turns into 1e-2.
-        return self.edge.log_profile(torch.cdist(one, two, compute_mode="donot_use_mm_for_euclid_dist")).exp()
+        return self.edge.log_of_pairs(one, two).exp()
 
 
 def neighbor_graph(points: Tensor, neighbors: int = GRAPH_NEIGHBORS) -> Graph:

@@ -16,10 +16,11 @@ import scipy.interpolate
 import scipy.special
 import torch
 from torch import Tensor
-from torch.autograd.function import BackwardCFunction, FunctionCtx, once_differentiable
+from torch.autograd.function import BackwardCFunction, FunctionCtx
 
 from swing_gp.graphs.edges import EdgeFunction
 from swing_gp.graphs.radial import FREQUENCIES, RadialTransform
+from swing_gp.linalg.second_order import refused
 from swing_gp.utils.validation import as_number, as_parameter, check_choice
 
 # Distances of the table of a SpectralEdge, in lengthscales: even below the shortest, geometric above it, up to the end, beyond
@@ -154,18 +155,24 @@ def _ball_transform(x: Tensor, dim: int) -> Tensor:
     raise ValueError(f"The spectrum of a soft ball is known in 1, 2 and 3 dimensions, got {dim}; use features='neighbors'.")
 
 
+ONE_SLOPE = (
+    "Second derivatives of a SpectralEdge and of a soft Ball are not known, which are tables and special functions. Use "
+    "another edge function, or differences of gradients."
+)
+
+
 class _WithSlopes(torch.autograd.Function):
     """A function of x with given values and first derivatives, computed outside torch."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, x: Tensor, values: np.ndarray, slopes: np.ndarray) -> Tensor:
-        ctx.save_for_backward(torch.as_tensor(slopes).to(x))
+        ctx.save_for_backward(x, torch.as_tensor(slopes).to(x))
         return torch.as_tensor(values).to(x)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: BackwardCFunction, grad: Tensor) -> tuple[Tensor, None, None]:
-        return grad * ctx.saved_tensors[0], None, None
+    def backward(ctx: BackwardCFunction, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, slopes = list(ctx.saved_tensors)
+        return *refused(ONE_SLOPE, (grad * slopes,), (x,)), None, None
 
 
 def _log_with_slopes(x: Tensor, values: np.ndarray, slopes: np.ndarray) -> Tensor:

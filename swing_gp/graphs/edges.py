@@ -23,6 +23,7 @@ import scipy.special
 import torch
 from torch import Tensor
 
+from swing_gp.linalg.distances import distances, length, squared_distances
 from swing_gp.linalg.ensembles import gaussian_ensemble
 from swing_gp.utils.validation import as_parameter
 
@@ -69,14 +70,21 @@ class EdgeFunction(ABC):
         return self.log_weight(difference).exp()
 
     def log_weight(self, difference: Tensor) -> Tensor:  # (..., d) -> (...)
-        return self.log_profile(self.scaled(difference).norm(p=self.norm, dim=-1))
+        scaled = self.scaled(difference)
+        return self.log_profile(length(scaled) if self.norm == 2.0 else scaled.norm(p=self.norm, dim=-1))
 
     def log_weights(self, x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)
         """Logarithms of the weights between all pairs of two point sets."""
-        # Differences, of points about a centre: expanded squares lose half of the digits, and so do points far from zero.
+        return self.log_of_pairs(*self._centered(x, y))
+
+    def log_of_pairs(self, x: Tensor, y: Tensor) -> Tensor:  # (*batch, n, d), (*batch, m, d) -> (*batch, n, m)
+        """Logarithms of the weights between all pairs of points in units of the lengthscale."""
+        return self.log_profile(distances(x, y))
+
+    def _centered(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Scale points about a centre: a division far from zero loses digits."""
         center = y.detach().mean(0)
-        one, two = (self.scaled(z - center) for z in (x, y))
-        return self.log_profile(torch.cdist(one, two, compute_mode="donot_use_mm_for_euclid_dist"))
+        return self.scaled(x - center), self.scaled(y - center)
 
     def weights(self, x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)
         """Weights between all pairs of two point sets."""
@@ -125,18 +133,34 @@ class EdgeFunction(ABC):
         return self.lengthscale.to(frequency).expand(frequency.shape[-1]).prod()
 
 
-class Gaussian(EdgeFunction):
+class SmoothEdge(EdgeFunction):
+    """An edge function that is smooth in the square of the distance: it has second derivatives where points coincide."""
+
+    @abstractmethod
+    def log_of_square(self, square: Tensor) -> Tensor:
+        """log f at the square of a scaled distance."""
+
+    def log_profile(self, distance: Tensor) -> Tensor:
+        return self.log_of_square(distance.square())
+
+    def log_weight(self, difference: Tensor) -> Tensor:
+        return self.log_of_square(self.scaled(difference).square().sum(-1))
+
+    def log_of_pairs(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.log_of_square(squared_distances(x, y))
+
+
+class Gaussian(SmoothEdge):
     r""":math:`f(z) = \exp(-|z/\ell|^2 / 2)`.
 
     The weights of the paper's mesh experiments, :math:`\exp(-|z|^2/\sigma^2)`, are ``Gaussian(sigma / sqrt(2))``.
     """
 
-    def log_profile(self, distance: Tensor) -> Tensor:
-        return distance.square().mul(-0.5)
+    def log_of_square(self, square: Tensor) -> Tensor:
+        return square.mul(-0.5)
 
     def smooth_weights(self, x: Tensor, y: Tensor) -> Tensor:
-        center = y.detach().mean(0)
-        one, two = (self.scaled(z - center) for z in (x, y))
+        one, two = self._centered(x, y)
         halves = [0.5 * z.square().sum(-1) for z in (one, two)]
         if float(torch.cat(halves).detach().max()) > LARGEST_HALF:
             return self.weights(x, y)

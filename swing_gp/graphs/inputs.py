@@ -23,11 +23,13 @@ class Inputs:
     :ivar points: coordinates, (\*batch, n, d); they may require gradients.
     :ivar nodes: node ids, (\*batch, n), and -1 off the graph.
     :ivar keys: two inputs are the same point exactly where their keys agree, (\*batch, n).
+    :ivar scale: a factor of the rows of features of every input, which a kernel sets, (\*batch, n).
     """
 
     points: Tensor
     nodes: Tensor
     keys: Tensor
+    scale: Tensor
 
     def __len__(self) -> int:
         return self.keys.shape[-1]
@@ -38,7 +40,8 @@ class Inputs:
 
     def in_lists(self, *shape: int) -> Inputs:
         """The same inputs one after another in a batch of lists, whose last size is the length of a list."""
-        return Inputs(self.points.reshape(*shape, self.points.shape[-1]), self.nodes.reshape(shape), self.keys.reshape(shape))
+        points = self.points.reshape(*shape, self.points.shape[-1])
+        return Inputs(points, *(part.reshape(shape) for part in (self.nodes, self.keys, self.scale)))
 
     @cached_property
     def on_graph(self) -> bool:
@@ -51,10 +54,14 @@ class Inputs:
         return bool((self.keys.sort(-1).values.diff(dim=-1) != 0).all())
 
     def __getitem__(self, index: slice | Tensor) -> Inputs:
-        return Inputs(self.points[index], self.nodes[index], self.keys[index])
+        return Inputs(self.points[index], self.nodes[index], self.keys[index], self.scale[index])
 
     def detach(self) -> Inputs:
-        return Inputs(self.points.detach(), self.nodes, self.keys)
+        return Inputs(self.points.detach(), self.nodes, self.keys, self.scale.detach())
+
+    def following(self, points: Tensor, scale: Tensor) -> Inputs:
+        """The same inputs with coordinates and factors that carry gradients."""
+        return Inputs(points, self.nodes, self.keys, scale)
 
     def same_as(self, other: Inputs) -> bool:
         """Whether two lists hold the same points in the same order."""
@@ -63,7 +70,7 @@ class Inputs:
 
 def nodes_of(points: Tensor, ids: Tensor) -> Inputs:
     """Nodes as inputs."""
-    return Inputs(points[ids], ids, ids)
+    return Inputs(points[ids], ids, ids, torch.ones(ids.shape, dtype=points.dtype, device=points.device))
 
 
 def locate(points: Tensor, x: Tensor) -> Inputs:
@@ -103,14 +110,14 @@ def _by_coordinates(points: Tensor, x: Tensor) -> Inputs:
         )
     if not bool(torch.isfinite(x.detach()).all()):
         raise ValueError("The inputs must be finite: they contain NaN or infinity; drop or impute those rows.")
-    keys = _row_keys(x.detach())
+    keys, one = _row_keys(x.detach()), torch.ones(len(x), dtype=x.dtype, device=x.device)
     if len(points) == 0:  # an empty shard
-        return Inputs(x, torch.full_like(keys, -1), keys)
+        return Inputs(x, torch.full_like(keys, -1), keys, one)
     of_nodes, order = _row_keys(points.detach()).sort(stable=True)
     place = torch.searchsorted(of_nodes, keys).clamp_max(len(points) - 1)
     found = order[place]
     is_node = (of_nodes[place] == keys) & (points[found] == x.detach()).all(-1)
-    return Inputs(x, torch.where(is_node, found, torch.full_like(found, -1)), keys)
+    return Inputs(x, torch.where(is_node, found, torch.full_like(found, -1)), keys, one)
 
 
 def _row_keys(x: Tensor) -> Tensor:  # (n, d) -> (n,) int64

@@ -27,14 +27,15 @@ tensor([[1.0000, 0.4834, 0.0343],
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import scipy.optimize
 import scipy.special
 import torch
 from torch import Tensor
 
-from swing_gp.graphs.edges import EdgeFunction, Laplace
+from swing_gp.graphs.edges import EdgeFunction, Laplace, SmoothEdge
 from swing_gp.linalg.ensembles import gaussian_ensemble
 
 
@@ -42,7 +43,7 @@ class Matern12(Laplace):
     r""":math:`f(z) = \exp(-|z/\ell|)`: :class:`~swing_gp.graphs.edges.Laplace` under its name as a covariance function."""
 
 
-class _MaternEdge(EdgeFunction):
+class _MaternEdge(SmoothEdge):
     r"""A polynomial in s times :math:`e^{-s}`.
 
     :cvar nu: the smoothness.
@@ -52,12 +53,8 @@ class _MaternEdge(EdgeFunction):
     nu: float
     terms: tuple[float, ...]
 
-    def log_profile(self, distance: Tensor) -> Tensor:
-        s = math.sqrt(2 * self.nu) * distance
-        beyond_one = torch.zeros_like(s)
-        for coefficient in self.terms[:0:-1]:
-            beyond_one = s * (coefficient + beyond_one)
-        return torch.log1p(beyond_one) - s
+    def log_of_square(self, square: Tensor) -> Tensor:
+        return _LogMatern.apply(square, self.nu, self.terms)
 
     def tempered(self, temperature: float) -> EdgeFunction:
         if temperature == 1:
@@ -100,6 +97,34 @@ class _MaternEdge(EdgeFunction):
             return sum(m * scipy.special.gammaincc(dim + k, s) for k, m in enumerate(masses)) / sum(masses)
 
         return _falling_root(tail, eps) / math.sqrt(2 * self.nu)
+
+
+class _LogMatern(torch.autograd.Function):
+    r"""The logarithm of a Matérn function of :math:`u = |z/\ell|^2`. With p the polynomial and :math:`s = \sqrt{2 \nu u}` its
+    slope is :math:`\nu\,(p' - p)(s) / (s\, p(s))`, where s cancels, and autograd would divide by it."""
+
+    @staticmethod
+    def forward(ctx: Any, square: Tensor, nu: float, terms: tuple[float, ...]) -> Tensor:
+        ctx.nu, ctx.terms = nu, terms
+        ctx.save_for_backward(square)
+        s = (2 * nu * square).sqrt_()
+        return torch.log1p(s * _polynomial(terms[1:], s)).sub_(s)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (square,), nu, terms = ctx.saved_tensors, ctx.nu, ctx.terms
+        same = square == 0
+        s = (2 * nu * square.masked_fill(same, 1)).sqrt().masked_fill(same, 0)
+        rising = [(k + 1) * term for k, term in enumerate(terms[1:])] + [0.0]
+        left = [one - two for one, two in zip(rising, terms, strict=True)][1:]
+        return grad * (nu * _polynomial(left, s) / _polynomial(terms, s)), None, None
+
+
+def _polynomial(coefficients: Sequence[float], s: Tensor) -> Tensor:
+    result = torch.full_like(s, coefficients[-1])
+    for coefficient in coefficients[-2::-1]:
+        result = result * s + coefficient
+    return result
 
 
 class Matern32(_MaternEdge):

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-import scipy.linalg
 import torch
 from torch import Tensor
 
@@ -20,7 +19,7 @@ def horner(coefficients: Tensor, x: Tensor) -> Tensor:
 
 
 def series_root(alpha: Tensor) -> Tensor:
-    """The power series whose square is ``alpha``: one coefficient after the other, then one Newton step for gradients."""
+    """The power series whose square is ``alpha``: one coefficient after the other, then Newton steps for gradients."""
     target = alpha.detach().cpu().numpy()
     rho = np.zeros_like(target)
     rho[0] = math.sqrt(target[0])
@@ -29,10 +28,16 @@ def series_root(alpha: Tensor) -> Tensor:
     root = torch.from_numpy(rho).to(alpha)
     if not alpha.requires_grad:
         return root
-    # rho * rho = alpha defines rho; the step below adds zero but carries the derivative d(rho) = (2 rho *)^-1 d(alpha).
-    convolution = torch.from_numpy(scipy.linalg.toeplitz(rho, np.zeros_like(rho))).to(alpha)
-    residual = (alpha - alpha.detach()).unsqueeze(-1)
-    return root + torch.linalg.solve_triangular(2 * convolution, residual, upper=False).squeeze(-1)
+    # rho * rho = alpha defines rho. The steps add zero but carry derivatives: one those of the first order, two those up to
+    # the third.
+    return _newton_step(_newton_step(root, alpha), alpha)
+
+
+def _newton_step(rho: Tensor, alpha: Tensor) -> Tensor:
+    shift = torch.arange(len(rho)).unsqueeze(-1) - torch.arange(len(rho))
+    convolution = rho[shift.clamp_min(0)].tril()
+    residual = (alpha - convolution @ rho).unsqueeze(-1)
+    return rho + torch.linalg.solve_triangular(2 * convolution, residual - residual.detach(), upper=False).squeeze(-1)
 
 
 def truncation(terms: Callable[[int], Tensor], tol: float, most: int) -> float:

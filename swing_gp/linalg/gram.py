@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from swing_gp.linalg.chunks import cached_rows
+from swing_gp.linalg.second_order import refused, wanted
 
 # Rows of a Gram matrix that are summed in the precision of the factor: in float32 their rounding averages out over the blocks,
 # which are added in float64.
@@ -56,6 +57,9 @@ class _Gram(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         a, weights = ctx.saved_tensors
         twice = (grad + grad.mT).to(a.dtype)
+        if wanted():
+            image = a @ twice
+            return image * weights.unsqueeze(-1), 0.5 * (image * a).sum(-1)
         for_a, for_weights = torch.empty_like(a), torch.empty_like(weights)
         for rows in cached_rows(a):
             block, image = a[..., rows, :], for_a[..., rows, :]
@@ -77,6 +81,8 @@ class _RowSums(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, for_sums: Tensor, for_squares: Tensor) -> tuple[Tensor, Tensor]:
         a, column_sums = ctx.saved_tensors
+        if wanted():
+            return torch.outer(for_sums, column_sums) + 2 * for_squares.unsqueeze(-1) * a, a.mT @ for_sums
         grad = torch.empty_like(a)
         for rows in cached_rows(a):
             torch.mul(for_sums[rows, None], column_sums, out=grad[rows])
@@ -97,20 +103,28 @@ def gram(a: Tensor, weights: Tensor | None = None) -> Tensor:
     return 0.5 * (product + product.mT)
 
 
+FEATURES_MOVE = (
+    "Second derivatives in the lengthscale, or whatever else moves features, are not known in closed form: those in the "
+    "parameters of the series and in the noise are. Use features='pairwise' or 'neighbors', or differences of gradients."
+)
+
+
 class _DaleckiiKrein(torch.autograd.Function):
     r"""Passes ``value`` = U h(lambda) U^T through, with the derivative of a matrix function for the matrix:
     :math:`dA \mapsto U (H \circ U^\top dA\, U) U^\top`, H the divided differences of h."""
 
     @staticmethod
     def forward(ctx: Any, matrix: Tensor, vectors: Tensor, divided: Tensor, value: Tensor) -> Tensor:
-        ctx.save_for_backward(vectors, divided)
+        ctx.save_for_backward(matrix, vectors, divided, value)
         return value.clone()
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, Tensor]:
-        vectors, divided = ctx.saved_tensors
-        return vectors @ (divided * (vectors.mT @ grad @ vectors)) @ vectors.mT, None, None, grad
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        matrix, vectors, divided, value = ctx.saved_tensors
+        for_matrix = vectors @ (divided * (vectors.mT @ grad @ vectors)) @ vectors.mT
+        # The derivative in parameters of h changes with the matrix too.
+        (for_value,) = refused(FEATURES_MOVE, (grad,), (matrix,))
+        return *refused(FEATURES_MOVE, (for_matrix,), (matrix, value)), None, None, for_value
 
 
 def symmetric_function(matrix: Tensor, function: Callable[[Tensor], Tensor], eigenpairs: tuple[Tensor, Tensor]) -> Tensor:

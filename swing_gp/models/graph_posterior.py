@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swing_gp.gp.posterior import posterior_of
 from swing_gp.gp.trend import Trend, independent, line_through
 from swing_gp.graphs.inputs import nodes_of
+from swing_gp.operators.posterior import condition
 from swing_gp.operators.preconditioning import LandmarkApproximation
 
 # Known nodes whose prior variances the noise is measured by, and columns times nodes that they may take beyond the fewest.
@@ -43,7 +43,7 @@ class GraphPosterior:
         self.scale = operator.covariance(seen[sample], seen[sample], self.landmarks).diagonal().mean()
         self.cross = operator.covariance(self.nodes, seen, self.landmarks)
         both = torch.cat([self.values, basis[known]], -1)  # (n, k + p): one solve for all of them
-        found = posterior_of(prior.add_diagonal(noise * self.scale), both.mT.contiguous(), self.cross)
+        found = condition(prior.add_diagonal(noise * self.scale), both.mT.contiguous())
         assert found is not None
         self.posterior = found
         solved_values, solved_basis = found.weights.mT.tensor_split([columns.shape[1]], -1)

@@ -19,12 +19,48 @@ from typing import Any
 
 import numpy as np
 import torch
+from linear_operator.functions._matmul import Matmul
 from linear_operator.operators import LinearOperator
+from linear_operator.utils.broadcasting import _matmul_broadcast_shape
 from torch import Tensor
+
+from swing_gp.linalg.second_order import gradients, refused, wanted
+
+FOREIGN_FUNCTION = (
+    "Second derivatives of sums, roots and other functions of linear_operator are not known. Take products, solves and "
+    "log-determinants of the kernels themselves, K.to_dense() for few inputs, or differences of gradients."
+)
+
+
+class _Product(Matmul):
+    """A product, the derivative of whose backward pass linear_operator leaves out."""
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        if not wanted():
+            return Matmul.backward(ctx, grad)
+
+        def product(rhs: Tensor, *tensors: Tensor) -> Tensor:
+            columns = rhs.unsqueeze(-1) if rhs.dim() == 1 else rhs
+            result = ctx.representation_tree(*tensors)._matmul(columns)
+            return result.squeeze(-1) if rhs.dim() == 1 else result
+
+        return None, *gradients(product, ctx.saved_tensors, grad)
 
 
 class Indexed(LinearOperator):
     """An operator with torch's indexing, whose quadratic forms are those of its ``inv_quad_logdet``."""
+
+    def matmul(self, other: Any) -> Any:
+        if isinstance(other, LinearOperator):
+            return super().matmul(other)
+        _matmul_broadcast_shape(self.shape, other.shape)
+        return _Product.apply(self.representation_tree(), other, *self.representation())
+
+    def _bilinear_derivative(self, left_vecs: Tensor, right_vecs: Tensor) -> tuple[Tensor | None, ...]:
+        # For functions of linear_operator, which keep intermediate results without their derivatives.
+        found = super()._bilinear_derivative(left_vecs, right_vecs)
+        return refused(FOREIGN_FUNCTION, found, (*self.representation(), left_vecs, right_vecs))
 
     def inv_quad(self, inv_quad_rhs: Tensor, reduce_inv_quad: bool = True) -> Tensor:
         return self.inv_quad_logdet(inv_quad_rhs, reduce_inv_quad=reduce_inv_quad)[0]

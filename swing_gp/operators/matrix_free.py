@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import scipy.sparse.linalg
 import torch
 from linear_operator import settings
-from linear_operator.operators import LinearOperator, RootLinearOperator
+from linear_operator.operators import DiagLinearOperator, LinearOperator, RootLinearOperator
 from linear_operator.utils.memoize import cached
 from torch import Tensor
 
 from swing_gp.linalg.gram import white_noise
-from swing_gp.operators.noisy import TakesNoise
-from swing_gp.operators.regimes import is_dense
+from swing_gp.linalg.structure import Products, Structure
+from swing_gp.operators.base import NoisyKernelLinearOperator, Solvable, Structured
+from swing_gp.solvers.sizes import is_dense
 from swing_gp.utils.validation import check_rhs
 
 # Columns of a matrix-free operator that are formed together: memory O(N x this).
 COLUMNS = 256
 
 
-class MatrixFreeLinearOperator(TakesNoise):
+class MatrixFreeLinearOperator(Solvable):
     """An operator without batch dimensions, given by its action on the columns of a matrix."""
 
     @abstractmethod
@@ -46,7 +47,7 @@ class MatrixFreeLinearOperator(TakesNoise):
         return submatrix(self, row_index, col_index)
 
     @staticmethod
-    def part_of(operator: LinearOperator, row_index: Any, col_index: Any) -> LinearOperator:
+    def part_of(operator: Structured, row_index: Any, col_index: Any) -> LinearOperator:
         """For operators that are made of matrix-free ones: their rows and columns, which can be indexed again."""
         return submatrix(operator, row_index, col_index)
 
@@ -66,19 +67,22 @@ class MatrixFreeLinearOperator(TakesNoise):
             result = result.masked_scatter(here, block[rows[here], position[here] - start])
         return result.reshape(shape)
 
-    def noisy_solver(self, noise: Tensor) -> Any:
-        return self.solver_of(slice(None), torch.ones((), dtype=self.dtype, device=self.device), noise)
+    def structure(self) -> Structure:
+        return self.products()
 
-    def precision_solver(self, noise: Tensor) -> Any:
-        return self.precision_of(slice(None), torch.ones((), dtype=self.dtype), noise)
+    def products(self) -> Products:
+        """The matrix as one that is known by its products alone."""
+        like = torch.empty(0, dtype=self.dtype, device=self.device)
+        return Products(size=self.shape[-1], product=self._matmul, like=like)
 
-    def precision_of(self, nodes: Any, scale: Tensor, noise: Tensor) -> Any:
-        """The ``precision_solver`` of a multiple of the principal block of some nodes."""
-        return None
+    def add_diagonal(self, diag: Tensor) -> LinearOperator:
+        self.check_symmetric()
+        if not self.is_square or diag.dim() > 1 or diag.shape[-1:] not in ((), (1,), (self.shape[-1],)):
+            return super().add_diagonal(diag)
+        return NoisyKernelLinearOperator(self, DiagLinearOperator(diag.expand(self.shape[-1])))
 
-    def solver_of(self, nodes: Any, scale: Tensor, noise: Tensor) -> Any:
-        """The ``noisy_solver`` of a multiple of the principal block of some nodes."""
-        return None
+    def __add__(self, other: Any) -> LinearOperator:
+        return self.add_diagonal(other._diagonal()) if isinstance(other, DiagLinearOperator) else super().__add__(other)
 
     def _diagonal(self) -> Tensor:
         nodes = torch.arange(self.shape[-1], device=self.device)
@@ -137,15 +141,12 @@ class Scaled(MatrixFreeLinearOperator):
     def samples(self, number: int, generator: torch.Generator | None = None) -> Tensor:
         return self.scale.sqrt() * self.base.samples(number, generator)
 
-    def precision_of(self, nodes: Any, scale: Tensor, noise: Tensor) -> Any:
-        return self.base.precision_of(nodes, scale * self.scale, noise)
+    def structure(self) -> Structure:
+        return self.base.structure().scaled(self.scale)
 
-    def solver_of(self, nodes: Any, scale: Tensor, noise: Tensor) -> Any:
-        return self.base.solver_of(nodes, scale * self.scale, noise)
-
-    def precondition(self, noise: Tensor) -> Any:
-        close = self.base.precondition(noise / self.scale) if float(self.scale) > 0 else None
-        return None if close is None else close._mul_constant(self.scale.detach())
+    @property
+    def noise(self) -> Tensor | None:  # type: ignore[override]
+        return None if self.base.noise is None else self.scale * self.base.noise
 
 
 class Submatrix(MatrixFreeLinearOperator):
@@ -155,7 +156,7 @@ class Submatrix(MatrixFreeLinearOperator):
     :param nodes: the rows and the columns, in a tuple, because linear_operator changes the dtype of tensors.
     """
 
-    def __init__(self, base: LinearOperator, *, nodes: tuple[Tensor, Tensor]) -> None:
+    def __init__(self, base: Structured, *, nodes: tuple[Tensor, Tensor]) -> None:
         super().__init__(base, nodes=nodes)
         self.base, self.nodes = base, nodes
 
@@ -170,7 +171,7 @@ class Submatrix(MatrixFreeLinearOperator):
     def asymmetry(self) -> str | None:
         if not self._principal:
             return "these rows and columns are not those of the same nodes; take one index for both."
-        return getattr(self.base, "asymmetry", None)
+        return self.base.asymmetry
 
     def samples(self, number: int, generator: torch.Generator | None = None) -> Tensor:
         if not self._principal or is_dense(self.shape[-1], settings.fast_computations.covar_root_decomposition):
@@ -180,13 +181,18 @@ class Submatrix(MatrixFreeLinearOperator):
     def _transpose_nonbatch(self) -> LinearOperator:
         return self.__class__(self.base._transpose_nonbatch(), nodes=self.nodes[::-1])
 
-    def precision_of(self, nodes: Any, scale: Tensor, noise: Tensor) -> Any:
-        known = self._principal and isinstance(self.base, MatrixFreeLinearOperator)
-        return self.base.precision_of(self.nodes[0][nodes], scale, noise) if known else None
+    @cached_property
+    def _block(self) -> bool:
+        """Whether it is a principal block of distinct nodes, whose structure is a part of that of the whole."""
+        nodes = self.nodes[0]
+        return self._principal and not self.base.batch_shape and len(nodes.unique()) == len(nodes)
 
-    def solver_of(self, nodes: Any, scale: Tensor, noise: Tensor) -> Any:
-        known = self._principal and isinstance(self.base, MatrixFreeLinearOperator)
-        return self.base.solver_of(self.nodes[0][nodes], scale, noise) if known else None
+    def structure(self) -> Structure:
+        return self.base.structure().part(self.nodes[0]) if self._block else super().structure()
+
+    @property
+    def noise(self) -> Tensor | None:  # type: ignore[override]
+        return self.base.noise[self.nodes[0]] if self._block and self.base.noise is not None else None
 
     def _apply(self, rhs: Tensor) -> Tensor:
         full = torch.zeros(self.base.shape[-1], rhs.shape[-1], dtype=rhs.dtype, device=rhs.device)
@@ -199,7 +205,7 @@ class Submatrix(MatrixFreeLinearOperator):
         return self.base._get_indices(self.nodes[0][row_index], self.nodes[1][col_index])
 
 
-def submatrix(operator: LinearOperator, row_index: Any, col_index: Any) -> LinearOperator:
+def submatrix(operator: Structured, row_index: Any, col_index: Any) -> LinearOperator:
     """Rows and columns, by slices or ids, of an operator without batch dimensions; they can be indexed again."""
     if isinstance(row_index, slice) and row_index == slice(None) == col_index:
         return operator

@@ -17,15 +17,15 @@ from linear_operator.operators import LinearOperator
 from torch import Tensor
 
 from swing_gp.features.auto import takes_precision
-from swing_gp.linalg.conjugate_gradients import Iterations
+from swing_gp.graphs.inputs import Inputs
 from swing_gp.linalg.expansions import chebyshev_coefficients
 from swing_gp.linalg.precision_matrix import MatrixFunction, PrecisionMatrix
-from swing_gp.operators import iterative
+from swing_gp.linalg.structure import FieldInputs, NodeInputs, NodePrecision, Products, SparseMatrix, Structure
 from swing_gp.operators.adjacency import AdjacencyLinearOperator
 from swing_gp.operators.matrix_free import MatrixFreeLinearOperator
-from swing_gp.operators.regimes import MOST_DENSE
-from swing_gp.operators.sites import extension_coefficients
+from swing_gp.operators.sites import Sites, extension_coefficients
 from swing_gp.series.base import MAX_CHEBYSHEV_DEGREE, Inverse, Series
+from swing_gp.solvers.sizes import MOST_DENSE
 
 # Relative errors of the polynomials that stand for a power which is not whole: where no tolerance is given, of its root for
 # samples, and of the rough inverse that preconditions it.
@@ -105,19 +105,27 @@ class PrecisionLinearOperator(MatrixFreeLinearOperator):
         return torch.allclose(self.inverse.rest(x), (a + b * x).pow(self.inverse.order - self.inverse.whole), rtol=1e-8)
 
     def extension(self) -> Tensor:
-        """How the kernel goes on off the graph: :func:`~swing_gp.operators.sites.extension_coefficients`."""
+        """Coefficients of the kernel off the graph: :func:`~swing_gp.operators.sites.extension_coefficients`."""
         return extension_coefficients(self.inverse, self.interval, self.adjacency.features.weighs_any_pair)
 
-    def iterate(self, rhs: Tensor) -> Iterations:
-        """Solve by what :mod:`swing_gp.operators.iterative` differentiates."""
-        numbers = self.numbers
-        solution = numbers.numbered(numbers.solve(numbers.renumbered(rhs))).to(rhs.dtype)
-        return Iterations(solution, [0.0], rhs.new_zeros(0), rhs.new_zeros(0))
+    def kernel_structure(self, products: Products, inputs: Inputs, scale: Tensor, series: Series) -> NodePrecision:
+        """The structure of a multiple of the kernel at inputs.
 
-    def solve(self, right_tensor: Tensor, left_tensor: Tensor | None = None) -> Tensor:
-        columns = self._columns_of(right_tensor)
-        solution = iterative.solve(self, columns).reshape(right_tensor.shape)
-        return solution if left_tensor is None else left_tensor @ solution
+        :param products: the multiple by its products.
+        """
+
+        @torch.no_grad()
+        def seen() -> FieldInputs:
+            if bool((inputs.nodes >= 0).all()):
+                return NodeInputs(inputs.nodes, self.shape[-1])
+            leading = series.coefficients(2).detach().to(inputs.points.dtype)
+            return Sites(self.adjacency, self.interval, inputs.detach(), self.extension(), leading)
+
+        size = self.shape[-1]
+        return NodePrecision(**vars(products), num_nodes=size, precision=lambda: self.numbers, inputs=seen, scale=scale)
+
+    def structure(self) -> Structure:
+        return SparseMatrix(**vars(self.products()), matrix=lambda: self.numbers)
 
 
 def sparse_adjacency(matrix: AdjacencyLinearOperator) -> tuple[scipy.sparse.csr_array, np.ndarray]:

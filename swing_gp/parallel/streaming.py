@@ -115,7 +115,7 @@ class StreamedKernel:
 
 
 class _Posterior(NamedTuple):
-    """Data of predictions: the kernel, its scale s, M and m of :mod:`swing_gp.gp.posterior`, and the observations."""
+    """Data of predictions: the kernel, its scale s, M and m of :mod:`swing_gp.operators.posterior`, and the observations."""
 
     kernel: StreamedKernel
     scale: Tensor

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::gpytorch.utils.warnings.GPInput
 def _precision_form_at_every_size(request, monkeypatch):
     """One route computes as if its graph were large and its range long."""
     if "stall" in request.fixturenames and request.getfixturevalue("stall").route == "precision":
-        monkeypatch.setattr("swing_gp.operators.precision_solver.DENSE", -1)
+        monkeypatch.setattr("swing_gp.solvers.sizes.FEW_OBSERVATIONS", -1)
         monkeypatch.setattr("swing_gp.features.auto.SOLVE_TERMS", -1)
 
 

@@ -34,6 +34,7 @@ from swing_gp.linalg.conjugate_gradients import conjugate_gradients
 from swing_gp.linalg.nufft import PointTransform
 from swing_gp.operators.grid_kernel import GridKernelLinearOperator, grid_kernel
 from swing_gp.operators.low_rank_kernel import FeatureKernelLinearOperator
+from swing_gp.solvers.iterative import ConjugateGradients
 
 SERIES = [Diffusion(5.0), RandomWalk(2), RegularizedLaplacian(2.0, 2.0), InverseCosine(), Matern(1.5, 2.0)]
 
@@ -304,7 +305,8 @@ def test_samples_come_from_the_square_root_of_the_series():
 def cg_steps(operator, noise, *, preconditioned=True):
     """Steps to a residual of 1e-6."""
     noisy = operator.add_diagonal(torch.tensor(noise, dtype=operator.dtype))
-    precondition = noisy._preconditioner()[0] if preconditioned else None
+    close = ConjugateGradients(noisy.structure(), noisy.noise).close if preconditioned else None
+    precondition = None if close is None else lambda v: close.solve(v).solution
     b = torch.randn(operator.shape[-1], 1, generator=generator(3), dtype=torch.float64).to(operator.dtype)
     found = conjugate_gradients(noisy._matmul, b, tol=1e-6, max_iterations=400, precondition=precondition)
     assert float((noisy._matmul(found.solution) - b).norm() / b.norm()) < 2e-6

@@ -1,20 +1,8 @@
-r"""How systems with a kernel are solved, and how diagonals are found: the rules and their sizes, in one place.
+r"""Sizes: from where on systems and diagonals are computed otherwise. :mod:`swing_gp.solvers.policy` decides by them.
 
 ================================  ====================================================================================
 what                              how
 ================================  ====================================================================================
-low rank plus diagonal            closed form at every size (Woodbury; as a dense matrix where it has fewer rows than
-                                  features)
-matrix-free, up to 800 nodes      a dense Cholesky factor in float64; up to 2,000 where fast computations are switched
-                                  off (``gpytorch.settings.fast_computations``), and never above
-a grid kernel with noise, above   among its modes, where FFTs of their grid cost less than transforms of the observations:
-                                  dense up to 1,024 modes; beyond, conjugate gradients preconditioned by the dense block
-                                  of up to 1,024 modes with the largest weights, and Lanczos quadrature over random signs
-matrix-free, above                conjugate gradients, preconditioned by landmarks where those help; log-determinants by
-                                  Lanczos quadrature over random signs
-precision form                    series with an inverse on sparse graphs: conjugate gradients on the posterior precision
-                                  of the nodes, preconditioned by multigrid; log-determinants from sparse factors where
-                                  they are predicted to be cheap; dense where both graph and observations are small
 diagonal of a matrix-free kernel  exact, column by column, up to 2,048 nodes; above an estimate with its standard error
 mean variance of the nodes        from all eigenvalues up to 2,000 nodes; above the mean of an estimated diagonal
 posterior variances               among the modes from one transform of the inputs, exactly where those are dense; in
@@ -38,6 +26,14 @@ from linear_operator import settings
 DENSE, MOST_DENSE = 800, 2000
 # Nodes up to which a diagonal is exact, and inputs up to which posterior variances are solved for.
 EXACT_DIAGONAL, EXACT_VARIANCES = 2048, 512
+# Observations of a graph of up to MOST_DENSE nodes up to which dense algebra is cheaper than the precision of the nodes.
+FEW_OBSERVATIONS = DENSE
+# Observations up to which the gradient of a log-determinant in precision form is exact, from a solve for each.
+EXACT_TRACE = 64
+# Entries of sparse factors up to which log-determinants come from them: some 0.6 GB.
+MOST_FILL = 4e7
+# Relative error of the root of h that conjugate gradients among modes need, as a share of the tolerance of the grid.
+ROOT_TOL = 0.05
 # Columns times nodes up to which variances in precision form are solved for one by one.
 MOST_SOLVED = 2**24
 # Relative residual of conjugate gradients. linear_operator's default, 1 in training and 0.01 otherwise, gives wrong gradients.

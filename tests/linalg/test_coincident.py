@@ -2,7 +2,7 @@
 
 import torch
 
-from swing_gp.operators.coincident import groups_of, num_groups, per_group, sum_of_equals
+from swing_gp.linalg.coincident import groups_of, num_groups, per_group, sum_of_equals
 from swing_gp.operators.low_rank_covariance import LowRankPlusGroups
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 
