@@ -118,7 +118,7 @@ def superlu(matrix: scipy.sparse.csc_array, ordering: str) -> scipy.sparse.linal
 
 # Share of the degrees that grounds the Laplacian: far above rounding, and too little for entries to decay to nothing.
 GROUND = 1e-8
-# Entries of a row, as a multiple of the root of N, above which a node is eliminated last, as by AMD (Amestoy, Davis & Duff, 2004):
+# Entries of a row, as a multiple of the root of N, above which a node is eliminated last, as by AMD (Amestoy et al., 2004):
 # the time that minimum degree takes grows with the square of such a row, to 5 s at 100,000 entries.
 MANY_ENTRIES = 10.0
 # Entries of a factor that are looked through at a time.
