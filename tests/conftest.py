@@ -32,12 +32,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)  # of what other options leave
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the tenth: in every file the tests whose names have the least check sums, so that it is the same one every time."""
+    """Keep the tenth: of every file the tests whose names have the least check sums, so that it is the same one every time, but
+    none that takes long; and all that failed last time."""
     if not config.getoption("--tenth"):
         return
     failed = set(config.cache.get("cache/lastfailed", {}))
     files: dict[Path, list[pytest.Item]] = {}
     for item in items:
+        if item.get_closest_marker("long"):
+            continue
         files.setdefault(item.path, []).append(item)
     kept = set()
     for tests in files.values():

@@ -12,10 +12,8 @@ from swing_gp import __version__
 # Words that the library takes, written again because its modules load torch; tests/cli/test_main.py compares them.
 FEATURES = ("auto", "neighbors", "grid", "landmarks", "positive", "fourier", "pairwise")
 RULES = ("gp", "paper", "normalized")
-KERNELS = (
-    *("auto", "coordinates", "extended"),
-    *("diffusion", "matern", "log_matern", "regularized_laplacian", "random_walk", "inverse_cosine"),
-)
+GRAPH_KERNELS = ("diffusion", "matern", "log_matern", "regularized_laplacian", "random_walk", "inverse_cosine")
+KERNELS = ("auto", "coordinates", "extended", *GRAPH_KERNELS)
 
 NORMALS = """\
 Hide the normals of most vertices of a mesh and predict them from the rest.
@@ -45,13 +43,13 @@ def add_normals(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mask", type=float, default=0.8, metavar="SHARE", help="share of vertices to hide (%(default)s)")
     parser.add_argument("--rule", choices=RULES, default="gp", help="how known normals are combined (%(default)s)")
     parser.add_argument("--features", choices=FEATURES, default="auto", help="how the weights are computed (%(default)s)")
-    parser.add_argument("--num-features", type=int, metavar="N", help="how many features, where the map has a number")
+    parser.add_argument("--num-features", type=int, metavar="N", help="how many features, for a map that has a number")
     parser.add_argument("--tol", type=float, help="relative error of the kernel to aim for (1e-4)")
-    parser.add_argument("--series", choices=("diffusion", "log_matern"), default="diffusion", help="with --lengthscale")
+    parser.add_argument("--series", choices=("diffusion", "log_matern"), help="with --lengthscale (diffusion)")
     parser.add_argument("--lengthscale", type=float, help="of the weights, for a mesh scaled to [-1, 1]; chosen if absent")
-    parser.add_argument("--time", type=float, default=12.0, help="of the diffusion, with --lengthscale (%(default)s)")
-    parser.add_argument("--nu", type=float, default=3.0, help="smoothness of log_matern (%(default)s)")
-    parser.add_argument("--kappa", type=float, default=3.0, help="range of log_matern (%(default)s)")
+    parser.add_argument("--time", type=float, help="of the diffusion, with --lengthscale (12)")
+    parser.add_argument("--nu", type=float, help="smoothness of log_matern (3)")
+    parser.add_argument("--kappa", type=float, help="range of log_matern (3)")
     parser.add_argument("--graph", choices=("implicit", "knn"), default="implicit",
                         help="Gaussian weights, or 10 nearest neighbours (%(default)s)")  # fmt: skip
     parser.add_argument("--noise", type=float, help="of the GP, over the prior variance; chosen if absent")
@@ -66,7 +64,8 @@ Every cell is a node. The model is chosen by how well known cells are predicted 
 says what was tried, and what the mean and the nearest known cell score.
 
 Writes into DIR:
-  filled.npz       the field without gaps, the standard deviations, which cells were known, x and y
+  filled.npz       the field without gaps under its name ("filled" if it is called as another of these), the standard
+                   deviations as std, which cells were known as known, and x and y
   filled.csv, std.csv  the same as matrices, if the field came as one
   filled.png       before, after, and the standard deviation
   report.json      settings, scores on held-out cells, times and memory
@@ -117,7 +116,9 @@ def add_regress(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "table", type=Path, help="a CSV file (commas, semicolons or tabs) with names in its first line, or an NPZ file"
     )
-    parser.add_argument("--x", required=True, metavar="A,B,C", help="the columns that are inputs")
+    parser.add_argument(
+        "--x", required=True, metavar="A,B,C", help="the columns that are inputs; names with a comma in double quotes"
+    )
     parser.add_argument("--y", required=True, metavar="T", help="the column to predict; several (T,U) share one model")
     parser.add_argument("--holdout", type=float, default=0.2, metavar="SHARE", help="share of targets held out (%(default)s)")
     parser.add_argument("--kernel", choices=KERNELS, default="auto",
@@ -161,7 +162,7 @@ def add_sharded(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lengthscale", type=float, required=True, help="of the Gaussian weights; where training starts")
     parser.add_argument("--time", type=float, default=5.0, help="of diffusion; where training starts (%(default)s)")
     parser.add_argument("--landmarks", type=int, default=64, metavar="K", help="(%(default)s)")
-    parser.add_argument("--steps", type=int, default=50, help="of training (%(default)s)")
+    parser.add_argument("--steps", type=int, help="of training (50)")
     parser.add_argument("--seed", type=int, default=0, help="of the landmarks (%(default)s)")
     parser.add_argument("--timeout", type=float, default=300, metavar="S", help="until a silent process is lost (%(default)s)")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,16 @@ from scipy.interpolate import NearestNDInterpolator
 from sklearn.preprocessing import normalize
 from torch import Tensor
 
-from swing_gp.cli.output import UsageError, check_options, prepare_folder, print_line, print_table, save_report
+from swing_gp.cli.output import (
+    UsageError,
+    check_features,
+    check_options,
+    prepare_folder,
+    print_line,
+    print_table,
+    refuse_given,
+    save_report,
+)
 from swing_gp.graphs.edges import Gaussian
 from swing_gp.graphs.implicit import ImplicitGraph
 from swing_gp.graphs.nearest import knn_graph
@@ -24,20 +34,18 @@ from swing_gp.series.log_matern import LogMatern
 from swing_gp.utils.memory import peak_gigabytes
 
 NEIGHBORS = 10
+# What may be given with --lengthscale, and what it is where it is not.
+SERIES = {"diffusion": {"time": 12.0}, "log_matern": {"nu": 3.0, "kappa": 3.0}}
 
 
 def run(arguments: argparse.Namespace) -> None:
-    check_options(arguments, "lengthscale", "time", "nu", "kappa", "noise", "tol", "num_features", share="mask")
-    if arguments.noise is not None and (arguments.rule != "gp" or arguments.lengthscale is None):
-        raise UsageError("--noise needs --rule gp and --lengthscale.")
-    if arguments.graph == "knn" and (arguments.lengthscale is not None or arguments.features != "auto"):
-        raise UsageError("--lengthscale and --features belong to --graph implicit.")
+    _check(arguments)
     require_matplotlib()
     start = time.perf_counter()
     mesh = load_mesh(arguments.mesh).normalized()
     normals = vertex_normals(mesh, arguments.weighting)
     known, masked = split(normals, arguments.mask, arguments.seed)
-    out = prepare_folder(arguments.out)
+    out = prepare_folder(arguments.out, [arguments.mesh], ["normals.ply"])
     print_line("mesh", f"{mesh.name}: {mesh.num_vertices:,} vertices, {len(mesh.faces):,} faces")
     without = int((~normals.valid).sum())
     if normals.degenerate_faces or without:
@@ -79,6 +87,27 @@ def run(arguments: argparse.Namespace) -> None:
     print_line("written", f"{out / 'normals.ply'}, normals.png, report.json")
 
 
+def _check(arguments: argparse.Namespace) -> None:
+    """Refuse options that make no sense, alone or together."""
+    check_options(arguments, "lengthscale", "time", "nu", "kappa", "noise", "tol", "num_features", share="mask")
+    if arguments.noise is not None and (arguments.rule != "gp" or arguments.lengthscale is None):
+        raise UsageError("--noise needs --rule gp and --lengthscale.")
+    if arguments.graph == "knn" and (arguments.lengthscale is not None or arguments.features != "auto"):
+        raise UsageError("--lengthscale and --features belong to --graph implicit.")
+    if arguments.graph == "knn":
+        refuse_given(arguments, ["num_features", "tol"], "only with --graph implicit")
+    if arguments.lengthscale is None:
+        refuse_given(
+            arguments, ["series", *chain(*SERIES.values())], "only with --lengthscale; without it the series is chosen"
+        )
+    series = arguments.series or "diffusion"
+    for other in set(SERIES) - {series}:
+        refuse_given(arguments, list(SERIES[other]), f"only with --series {other}")
+    if arguments.rule == "normalized" and series == "log_matern":
+        raise UsageError("--series log_matern has weights of both signs, which --rule normalized cannot take a mean with.")
+    check_features(arguments, series)
+
+
 def split(normals: VertexNormals, mask: float, seed: int) -> tuple[Tensor, Tensor]:
     """Ids of known and of masked vertices; those without a normal are neither."""
     valid = torch.from_numpy(np.flatnonzero(normals.valid))
@@ -101,7 +130,9 @@ def _interpolate(arguments: argparse.Namespace, points: Tensor, known: Tensor, v
         return interpolate(knn_graph(points, NEIGHBORS), known, values[known], **options)
     if arguments.lengthscale is None:
         return interpolate(points, known, values[known], **options)
-    series = Diffusion(arguments.time) if arguments.series == "diffusion" else LogMatern(arguments.nu, arguments.kappa)
+    name = arguments.series or "diffusion"
+    given = {word: getattr(arguments, word) for word in SERIES[name] if getattr(arguments, word) is not None}
+    series = (Diffusion if name == "diffusion" else LogMatern)(**{**SERIES[name], **given})
     return interpolate(ImplicitGraph(points, Gaussian(arguments.lengthscale)), known, values[known], series, **options)
 
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from swing_gp.cli.output import UsageError, check_options, prepare_folder, save_report
+from swing_gp.cli.output import UsageError, check_options, prepare_folder, refuse_given, save_report
 from swing_gp.gp import DiffusionKernel
 from swing_gp.graphs.edges import Gaussian
 from swing_gp.graphs.implicit import ImplicitGraph
@@ -21,7 +21,7 @@ from swing_gp.parallel import Shards, load_shard, part_path, save_part
 from swing_gp.parallel.streaming import StreamedGP
 from swing_gp.utils.memory import peak_gigabytes
 
-START_NOISE = 0.1
+START_NOISE, STEPS = 0.1, 50
 # Of the diagonal of W; a kernel on landmarks that leave out more is another kernel.
 LARGE_RESIDUAL = 0.01
 
@@ -30,6 +30,8 @@ def run(arguments: argparse.Namespace) -> None:
     if (arguments.values is None) == (arguments.targets is None):
         raise UsageError("give either --values, for a product, or --targets, for a regression.")
     check_options(arguments, "lengthscale", "time", "landmarks", "timeout")
+    if arguments.values is not None:
+        refuse_given(arguments, ["steps"], "only with --targets; a product has nothing to train")
     if "RANK" not in os.environ:
         raise UsageError("there is no process group: start with `torchrun --nproc-per-node P -m swing_gp sharded ...`.")
     dist.init_process_group("gloo", timeout=timedelta(seconds=arguments.timeout))
@@ -42,7 +44,8 @@ def run(arguments: argparse.Namespace) -> None:
 def _work(arguments: argparse.Namespace, shards: Shards) -> None:
     start = time.perf_counter()
     points, column = _loaded(arguments, shards)
-    out = prepare_folder(arguments.out)
+    given = [path for path in (arguments.points, arguments.values, arguments.targets) if path is not None]
+    out = prepare_folder(arguments.out, given, ("product", "mean", "deviation"))
     # What an earlier run has left goes first, so that a run that does not end leaves no mixture of the two.
     for path in (*(part_path(out, name) for name in ("product", "mean", "deviation")), out / "report.json"):
         path.unlink(missing_ok=True)
@@ -105,7 +108,12 @@ def _regress(arguments: argparse.Namespace, kernel: DiffusionKernel, targets: Te
     gp = StreamedGP(gpytorch.kernels.ScaleKernel(kernel).to(targets.dtype))
     gp.likelihood.noise = START_NOISE
     standard = ((targets - center) / spread).to(targets.dtype)
-    losses = gp.fit(standard, observed, steps=arguments.steps, progress=None if shards.rank == 0 else False)
+    losses = gp.fit(
+        standard,
+        observed,
+        steps=STEPS if arguments.steps is None else arguments.steps,
+        progress=None if shards.rank == 0 else False,
+    )
     mean, deviation = torch.empty_like(targets), torch.empty_like(targets)
     for rows, means, variances in gp.predict_nodes():
         mean[rows] = (means * spread + center).to(mean.dtype)

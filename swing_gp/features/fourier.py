@@ -5,7 +5,7 @@ With frequencies :math:`\omega_k` from the spectral density of the edge function
 .. math:: f(x - y) = E[\cos(\omega^\top (x - y))] \approx \frac{2}{r} \sum_k
           \cos \omega_k^\top x \cos \omega_k^\top y + \sin \omega_k^\top x \sin \omega_k^\top y .
 
-The error is bounded everywhere but does not fall with distance: the features take both signs, so degrees are checked.
+The error is bounded everywhere but does not fall with distance. The features have both signs, so degrees are checked.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ from swing_gp.utils.validation import check_count
 
 
 class FourierFeatures(DenseFeatures):
-    """Random Fourier features of any edge that can sample its spectral density.
+    """Random Fourier features of any edge function that can sample its spectral density.
 
+    :param graph: the graph.
     :param num_features: the number r of real features, two for every frequency (an odd number is rounded up).
+    :param generator: the source of the draws.
     """
 
     shardable = True
@@ -50,6 +52,6 @@ class FourierFeatures(DenseFeatures):
         return shards.sum(points.sum(0), "center") / shards.count(len(points))
 
     def features(self, x: Tensor) -> Tensor:
-        # Centred: the phase of far-away points would cost digits in float32, and the kernel is translation-invariant.
+        # Centred points lose fewer digits of the phase in float32; f does not change under translations.
         phase = self.graph.edge.scaled(x - self._center) @ self._frequencies.mT
         return torch.cat([phase.cos(), phase.sin()], dim=-1) * math.sqrt(2 / self.num_features)

@@ -225,6 +225,15 @@ def test_hard_balls_are_the_exact_epsilon_graph(norm, dim):
     assert relative(operator.to_dense(), dense_kernel(graph, RandomWalk(2))) < 1e-12
 
 
+@pytest.mark.parametrize("norm", ["l1", "l2", "linf"])
+def test_hard_balls_hold_what_lies_on_their_edge(norm):
+    axis = torch.arange(9, dtype=torch.float64) / 4
+    features = NeighborFeatures(ImplicitGraph(torch.cartesian_prod(axis, axis), Ball(0.25, norm=norm)))
+    found = features.evaluate(None, torch.eye(81, dtype=torch.float64))
+    inner = found[40]  # the centre of the lattice, with four neighbours, or eight where diagonals are as long
+    assert int(inner.sum()) == (9 if norm == "linf" else 5)
+
+
 @pytest.mark.parametrize(("norm", "dim"), [("l1", 2), ("linf", 3)])
 def test_walks_on_hard_balls(norm, dim):
     graph = ImplicitGraph(cloud(300, dim), Ball(0.2, norm=norm))
@@ -307,6 +316,7 @@ def test_a_users_own_edge_is_its_transform(dim):
 # The choice
 
 
+@pytest.mark.long
 def test_auto_takes_lists_grids_and_landmarks_each_where_it_is_right():
     for points, lengthscale, method in (
         (paper_cloud(5000), 1.0, "neighbors"),

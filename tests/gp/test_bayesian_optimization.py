@@ -86,6 +86,7 @@ CASES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(importlib.util.find_spec("botorch") is None, reason="needs botorch")
 @pytest.mark.parametrize(("route", "name"), CASES)
 def test_acquisitions_are_maximised(route, name):

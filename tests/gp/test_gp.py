@@ -809,6 +809,7 @@ def test_normalize_without_closed_forms_is_exact_on_small_graphs(features):
     assert torch.isfinite(normalized.raw_lengthscale.grad).all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("time", [1.0, 200.0])
 def test_normalize_says_how_wrong_its_estimate_is(time):
     """Above 2,000 nodes: right within the warned standard errors, and without a warning within a few times 5%."""

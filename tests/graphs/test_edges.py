@@ -83,6 +83,15 @@ def test_weights_far_from_the_origin_keep_their_digits():
     torch.testing.assert_close(Gaussian(0.5).weights(x + 1e6, x + 1e6), Gaussian(0.5).weights(x, x), atol=1e-8, rtol=0)
 
 
+@pytest.mark.parametrize(
+    "apart", [10.0, 90.0, 1e4]
+)  # in lengthscales: within the bound of expanded squares, near it, far beyond
+def test_expanded_squares_keep_their_digits(apart):
+    x = cloud(40, 3)
+    x = torch.cat([x, x + apart])
+    torch.testing.assert_close(Gaussian(1.0).smooth_weights(x, x), Gaussian(1.0).weights(x, x), atol=1e-11, rtol=0)
+
+
 @pytest.mark.parametrize("edge", EDGES, ids=repr)
 def test_spectral_density_transforms_to_the_edge_function(edge):
     # Quadrature of S(w) cos(w z) over a wide grid; Laplace has a Cauchy tail, hence the looser bound. S is even in every

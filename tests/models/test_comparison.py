@@ -26,6 +26,19 @@ def test_rows_are_ranked_by_the_criterion():
     assert str(found).splitlines()[1].startswith("*  c")
 
 
+def test_rows_are_compared_by_what_is_expected_of_them():
+    rows = (Row("a", {}, 0.2, expected=0.6), Row("b", {}, 0.3, 1.0), Row("mean", {}, 0.5))
+    found = Comparison(rows, "rmse", rows[1])
+    assert [row.family for row in found.ranked] == ["b", "mean", "a"]
+    header, *lines = str(found).splitlines()
+    assert header.split() == ["family", "settings", "rmse", "expected", "seconds"]
+    assert lines[2].split() == ["a", "0.2", "0.6", "0.0"]
+    assert [row.get("expected") for row in found.records()] == [None, None, 0.6]
+    assert Comparison.restored(found.content()) == found
+    older = {**found.content(), "rows": [row[:4] for row in found.content()["rows"]]}  # files that know no more
+    assert [row.expected for row in Comparison.restored(older)] == [0.2, 0.3, 0.5]
+
+
 @pytest.mark.parametrize(("criterion", "good"), [("rmse", 0.1), ("cosine", 0.9)])
 def test_a_model_no_better_than_a_trivial_one_is_named(criterion, good, recwarn):
     table(criterion, "a", a=good, mean=0.5, nearest=0.5).warn_if_useless()
