@@ -266,7 +266,9 @@ def test_long_chains_and_many_branches_make_few_batches():
     fronts = eliminate(precision(path(30_000), 0.1))
     assert fronts.depth.max() < 600
     assert (fronts.num_columns.astype(float) ** 2).sum() < 100 * 30_000
-    assert eliminate(precision(star(20_000), 0.1)).depth.max() <= 1
+    hub = eliminate(precision(star(100_000), 0.1))
+    assert hub.depth.max() <= 1
+    assert hub.num_entries == 199_999
     assert eliminate(scipy.sparse.eye_array(20_000, format="csr")).depth.max() == 0
     assert eliminate(precision(complete(300), 0.1)).num_fronts == 1
 
