@@ -87,13 +87,14 @@ MUTANTS = [
            "features/test_neighbors.py", "lists_meet"),
     Mutant("return (1 - self._jitter - squares).clamp_min(0)", "return (1 + 1e-3 - squares).clamp_min(0)",
            "features/test_features.py"),
-    Mutant("if self.predicted_error > 10 * tol:", "if False:", "operators", "single_precision or estimate"),
+    Mutant("if self.predicted_error > 10 * tol:", "if False:", "operators/test_graph_kernel.py", "amplifies"),
     # operators
     Mutant("load = load * degree[node] / (1 - halting)", "load = load * degree[node]",
            "operators/test_grf.py", "independent_walks"),
-    Mutant("(1 + self._member * self._group_information())", "(1 + self._member)", "operators/test_coincident.py"),
+    Mutant("(1 + self._member * self._group_information())", "(1 + self._member)",
+           "gp/test_gp.py", "groups_in_closed"),
     Mutant("(self._member * total).double().log1p() / size)", "(self._member * total).double().log1p())",
-           "operators/test_coincident.py"),
+           "gp/test_gp.py", "groups_in_closed"),
     Mutant("return self.diag.unsqueeze(-1) * x", "return x", "operators/test_low_rank.py", "noisy_solves"),
     Mutant("return left * (product + self.residual.unsqueeze(-1) * scaled)", "return left * product",
            "operators/test_collapsed.py", "normalisation or isolated or eigenvector"),
@@ -109,7 +110,7 @@ MUTANTS = [
     # gp
     Mutant("values + rest @ self.coefficients", "values - rest @ self.coefficients", "gp/test_trend.py"),
     Mutant("psi = self.beta * total.sqrt() *", "psi = self.beta * total *", "gp/test_manifold.py", "formula"),
-    Mutant("if entry is None or not entry.serves(graph, series):", "if entry is None:", "gp/test_cache.py"),
+    Mutant("if entry is None or not entry.serves(graph, series):", "if entry is None:", "gp/test_gp.py", "structure_follows"),
     Mutant("self._made_of is not None and not equal_values(self._made_of, made_of)", "False", "gp/test_changed_parameters.py"),
     Mutant("covariance * kernel.mean_variance.reciprocal()", "covariance", "gp/test_gp.py", "normalize_divides"),
     # models
