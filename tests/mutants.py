@@ -82,7 +82,8 @@ MUTANTS = [
     # features
     Mutant("math.sqrt(2 / self.num_features)", "math.sqrt(1 / self.num_features)", "features/test_features.py"),
     Mutant("(PRECISE if precise else TRANSFORMED) * self.tol", "1e3 * self.tol", "features/test_grid.py", "tolerance"),
-    Mutant("self._node_log_features - 0.5 * log_degree", "self._node_log_features - log_degree", "features/test_features.py"),
+    Mutant("self._node_log_features - 0.5 * log_degree", "self._node_log_features - log_degree",
+           "operators/test_collapsed.py", "dense_algebra"),
     Mutant("return graph.edge.cutoff(tol / 3, graph.dim)", "return graph.edge.cutoff(30 * tol, graph.dim)",
            "features/test_neighbors.py", "lists_meet"),
     Mutant("return (1 - self._jitter - squares).clamp_min(0)", "return (1 + 1e-3 - squares).clamp_min(0)",
@@ -123,7 +124,7 @@ MUTANTS = [
     Mutant("variance = self._variance(at) - cross.square().sum(-2)", "variance = self._variance(at)",
            "models/test_local_gp.py", "exact_gp"),
     Mutant('gains = ours - theirs if chosen.criterion == "cosine" else theirs - ours', "gains = ours - theirs",
-           "models/test_comparison.py"),
+           "models/test_comparison.py", "standard_errors"),
     Mutant("return np.cumsum(1 / sizes)", "return np.cumsum(sizes)", "models/test_folds.py", "distances"),
     Mutant("np.where(deviation > ROUNDINGS * np.finfo(array.dtype).eps, deviation, 0.0)", "deviation",
            "models/test_regressor.py", "rounding"),
