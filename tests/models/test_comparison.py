@@ -9,6 +9,7 @@ from oracles import cloud
 
 from swing_gp import ModelWarning, interpolate
 from swing_gp.models.comparison import Comparison, Row
+from swing_gp.models.scores import Score, gain_over
 
 
 def table(criterion, chosen, **scores):
@@ -92,3 +93,18 @@ def test_arrays_integers_and_tables_are_taken():
     assert other.values.dtype == torch.float64
     with pytest.raises(TypeError, match="known_values must hold numbers"):
         interpolate(points, known, ["red"] * 100)
+
+
+@pytest.mark.parametrize("criterion", ["rmse", "cosine"])
+def test_a_better_score_gains_standard_errors(criterion):
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(400, 2, generator=generator, dtype=torch.float64)
+    noise = torch.randn(400, 2, generator=generator, dtype=torch.float64)
+    good, bad = Score(criterion), Score(criterion)
+    for score, share in ((good, 0.1), (bad, 1.0)):
+        score.add(values + share * noise, values, torch.ones(400, dtype=torch.float64))
+    gains = (good.parts[0][0] - bad.parts[0][0]) * (1 if criterion == "cosine" else -1)
+    wanted = float(gains.mean() / (gains.std(correction=0) / 20))
+    assert wanted > 5
+    assert gain_over(bad, good) == pytest.approx(wanted)
+    assert gain_over(good, bad) == pytest.approx(-wanted)
