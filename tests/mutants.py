@@ -55,7 +55,7 @@ MUTANTS = [
     Mutant("picked.real + self._signs * picked.imag", "picked.real - self._signs * picked.imag",
            "operators/test_modes.py", "real_coordinates"),
     Mutant("q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)", "q", "graphs/test_edges.py", "ensemble"),
-    Mutant("coin[i] * start[i] >= pivot", "0 * coin[i] >= pivot", "features/test_features.py", "pivoted"),
+    Mutant("coin[i] * start[i] >= pivot", "0 * coin[i] >= pivot", "features/test_features.py", "first_leaves"),
     Mutant("rho[1:k] @ rho[k - 1 : 0 : -1]) / (2 * rho[0])", "rho[1:k] @ rho[k - 1 : 0 : -1]) / rho[0]", "series"),
     Mutant("left = 1 - self._matrix.diagonal() - (off", "left = 1 - (off", "operators/test_precision.py", "prior_samples"),
     Mutant("below = -(corner @ step)", "below = corner @ step", "linalg/test_sparse_cholesky.py", "dense_algebra"),
