@@ -25,6 +25,8 @@ from swing_gp.series.base import Series
 # Steps of the lengthscale beside the chosen one, as powers of two, and how far they may go from the middle of the prior: two
 # and a half of its standard deviations. Steps of the weight of the graph, which values say less of.
 STEPS, FARTHEST, STEPS_OF_GRAPH = tuple(step / 2 for step in range(-12, 13)), 2.5, (-2.0, 0.0, 2.0)
+# The share of its least eigenvalue that a kernel keeps, so that one of equal eigenvalues stays a kernel.
+REST = 1e-6
 
 
 def alternatives_on_coordinates(model: CoordinateGP) -> list[Alternative]:
@@ -104,7 +106,10 @@ class _Spectra:
 
 @dataclass(frozen=True)
 class _OnGraph:
-    """The kernel of a series on a graph."""
+    """The kernel of a series on a graph, less what is independent from node to node.
+
+    That part, the least eigenvalue, cannot be told from the noise of observations, and counts as such.
+    """
 
     spectra: _Spectra
     edge: EdgeFunction | None
@@ -118,8 +123,12 @@ class _OnGraph:
         spectrum = self.spectra.of(self.edge)
         left, right = spectrum.vectors[rows], spectrum.vectors[columns]
         scale = spectrum.scale[columns] / spectrum.scale[rows].unsqueeze(-1)
-        return (left * self.series(spectrum.values)) @ right.mT * scale
+        return (left * self._powers(spectrum)) @ right.mT * scale
 
     def variance(self, rows: Tensor) -> Tensor:
         spectrum = self.spectra.of(self.edge)
-        return spectrum.vectors[rows].square() @ self.series(spectrum.values)
+        return spectrum.vectors[rows].square() @ self._powers(spectrum)
+
+    def _powers(self, spectrum: ExactSpectrum) -> Tensor:  # (N,)
+        powers = self.series(spectrum.values)
+        return powers - (1 - REST) * powers.min()

@@ -3,14 +3,14 @@ r"""Deviations that know how uncertain settings are: a Gaussian process integrat
 With few known values, or in wide gaps, many kernels explain what is known about as well, and differ in what they say of the
 rest. Let s be a kernel with a noise ratio :math:`\sigma^2` (over the mean prior variance of the known nodes), H the basis of
 the trend at the known nodes, Q an orthonormal basis of what is orthogonal to it, and :math:`z = Q^\top y` the m contrasts of
-the values, which the trend does not enter. With :math:`S = Q^\top K Q + \sigma^2 I`, :math:`q = z^\top S^{-1} z`, a flat prior
-of the trend, and for the squared amplitude a scaled inverse chi-square one of :math:`\nu_0` degrees of freedom around the mean
-square :math:`s_0^2` of the contrasts,
+the values, which the trend does not enter. With :math:`S = Q^\top K Q + \sigma^2 I`, :math:`q = z^\top S^{-1} z`, and flat
+priors of the trend and of the logarithm of the amplitude a,
 
-.. math:: \log p(y \mid s) = -\tfrac12 \log\det S - \tfrac{m + \nu_0}2 \log (q + \nu_0 s_0^2) + \text{const}, \qquad
-          \mathrm{E}\, a^2 = \frac{q + \nu_0 s_0^2}{m + \nu_0 - 2} .
+.. math:: \log p(y \mid s) = -\tfrac12 \log\det S - \tfrac m2 \log q + \text{const}, \qquad
+          \mathrm{E}\, a^2 = \frac q{m - 2} ,
 
-Posterior weights are the prior ones times these. A prediction :math:`\mu`, of whatever settings, then misses the function by
+where of three contrasts and fewer, whose amplitude has no mean square or hardly one, it is q. Posterior weights are the prior
+ones times these. A prediction :math:`\mu`, of whatever settings, then misses the function by
 
 .. math:: \mathrm{E}\,(f - \mu)^2 = \sum_s w_s \left( \mathrm{E}\, a_s^2\, v_s + (\mu_s - \mu)^2 \right)
 
@@ -40,8 +40,6 @@ SAMPLE, LIKELIEST = 150, 16
 # as wide as that which hyper-parameters are learnt with.
 NOISES = tuple(10.0 ** (step / 2) for step in range(-12, 2))
 NOISE_CENTER, NOISE_WIDTH = math.log(0.03), 3.0
-# Known values that the prior of the amplitude counts for: the fewest with which a single contrast has a mean square.
-PRIOR_VALUES = 2.0
 # The share of the weight that predictions are made of; and the fewest kernels that this may take, more where products among
 # nodes and known ones are below so many multiplications.
 SHARE, FEWEST, WORK = 0.99, 4, 2**34
@@ -246,19 +244,18 @@ class _Decomposed:
         return self.eigenvalues + noises.unsqueeze(-1)
 
     def _squares(self, noises: Tensor) -> Tensor:  # (s,) -> (s, k)
-        """With those of the prior, in units of the contrasts."""
-        varies = (self.contrasts.unit > 0).to(noises)
-        return (1 / self._spectrum(noises)) @ self.rotated.square() + PRIOR_VALUES * varies
+        """q, in units of the contrasts."""
+        return (1 / self._spectrum(noises)) @ self.rotated.square()
 
     def log_evidence(self, noises: Tensor) -> Tensor:  # (s,) -> (s,)
         """Of all columns that vary, together."""
         varies = self.contrasts.unit > 0
-        squares, degrees = self._squares(noises)[:, varies], len(self.rotated) + PRIOR_VALUES
-        return -0.5 * (int(varies.sum()) * self._spectrum(noises).log().sum(-1) + degrees * squares.log().sum(-1))
+        squares = self._squares(noises)[:, varies]
+        return -0.5 * (int(varies.sum()) * self._spectrum(noises).log().sum(-1) + len(self.rotated) * squares.log().sum(-1))
 
     def amplitudes(self, noises: Tensor) -> Tensor:  # (s,) -> (s, k)
         """Posterior means of squared amplitudes, in units of the largest values."""
-        return self._squares(noises) / max(1.0, len(self.rotated) + PRIOR_VALUES - 2) * self.contrasts.unit.square()
+        return self._squares(noises) / max(1, len(self.rotated) - 2) * self.contrasts.unit.square()
 
     def predict(self, rows: Tensor, basis: Tensor, noises: Tensor) -> tuple[Tensor, Tensor]:
         """Means at some nodes, (m, s, k), in units of the largest values, and variances for an amplitude of one, (m, s).

@@ -15,7 +15,6 @@ from swing_gp.models.settings_posterior import (
     LIKELIEST,
     NOISE_CENTER,
     NOISE_WIDTH,
-    PRIOR_VALUES,
     SAMPLE,
     SettingsPosterior,
 )
@@ -48,10 +47,10 @@ def kernels_of(points, scale=1.0):
 
 def by_brute_force(kernels, noises, known, values, basis, mean):
     """Sums over a fine grid of amplitudes, with a trend of next to infinite variance instead of none."""
-    wide, unit = 1e7, (values - basis[known] @ torch.linalg.pinv(basis[known]) @ values).square().sum()
-    freedom = len(known) - torch.linalg.matrix_rank(basis[known])
-    unit = float(unit / freedom)
-    logs = torch.linspace(-14, 14, 1401).double() + math.log(unit)
+    left = values - basis[known] @ torch.linalg.pinv(basis[known]) @ values
+    freedom = len(known) - int(torch.linalg.matrix_rank(basis[known]))
+    wide, unit = 1e7, float(left.square().sum() / freedom)
+    logs = torch.linspace(-20, 20, 2001).double() + math.log(unit)
     total, square, noise_square = 0.0, torch.zeros(len(basis)).double(), 0.0
     parts = []
     for kernel, noise in itertools.product(kernels, noises):
@@ -66,7 +65,6 @@ def by_brute_force(kernels, noises, known, values, basis, mean):
         quadratic = values @ torch.linalg.solve(noisy, values)
         logdet = torch.linalg.slogdet(noisy)[1]
         density = -0.5 * (logdet + freedom * logs + quadratic / logs.exp())
-        density = density - 0.5 * PRIOR_VALUES * (logs + unit / logs.exp())  # inverse chi-square, in the logarithm
         parts.append((density + prior, noise, found, variance))
     top = max(float(part[0].max()) for part in parts)
     for density, noise, found, variance in parts:
@@ -81,9 +79,9 @@ def by_brute_force(kernels, noises, known, values, basis, mean):
 @pytest.mark.parametrize("trend", [0, 1, 3])
 @pytest.mark.parametrize("noises", [(1e-3, 1e-2, 0.3), (0.05,)])
 def test_deviations_are_those_of_a_sum_over_kernels_noises_and_amplitudes(trend, noises):
-    points, generator = cloud(9, 2), torch.Generator().manual_seed(1)
-    known, basis = torch.tensor([0, 3, 4, 7, 8]), torch.cat([torch.ones(9, 1).double(), points], -1)[:, :trend]
-    values, mean = (100 * torch.randn(size, generator=generator).double() for size in (5, 9))
+    points, generator = cloud(12, 2), torch.Generator().manual_seed(1)
+    known, basis = torch.tensor([0, 2, 3, 4, 6, 7, 8, 10, 11]), torch.cat([torch.ones(12, 1).double(), points], -1)[:, :trend]
+    values, mean = (100 * torch.randn(size, generator=generator).double() for size in (9, 12))
     kernels = kernels_of(points, scale=7.0)
     found = SettingsPosterior(kernels, known, values.unsqueeze(-1), basis, mean.unsqueeze(-1), noises)
     std, noise_std = by_brute_force(kernels, noises, known, values, basis, mean)
@@ -152,7 +150,7 @@ def test_diffusion_over_long_times_claims_no_certainty():
     amplitude = float((values.square().mean()).sqrt())
     kernel, weights = found._kept[0]
     deviation = float((weights @ kernel.amplitudes(found.noises)).sqrt())
-    assert float(found.std[40]) > 0.3 * deviation > 0.01 * amplitude
+    assert float(found.std[40]) > 0.7 * deviation > 0.01 * amplitude
 
 
 # Coverage
