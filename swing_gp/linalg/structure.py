@@ -178,49 +178,30 @@ class FieldInputs(Protocol):
         """Products with the covariance of e between the rows here and columns elsewhere."""
 
 
-class NodeInputs:
-    """Inputs that are nodes: L picks their values, and e is zero.
-
-    :param nodes: ids, (n,), any of them several times.
-    """
-
-    identity = 0.0
-
-    def __init__(self, nodes: Tensor, num_nodes: int) -> None:
-        self.nodes, self.num_nodes = nodes, num_nodes
-        self.off = torch.zeros_like(nodes, dtype=torch.bool)
-
-    def from_nodes(self, values: Tensor) -> Tensor:
-        return values[self.nodes]
-
-    def to_nodes(self, values: Tensor) -> Tensor:
-        return values.new_zeros(self.num_nodes, values.shape[-1]).index_add(0, self.nodes, values)
-
-    def own(self, other: FieldInputs) -> Action:
-        return lambda values: values.new_zeros(len(self.nodes), values.shape[-1])
-
-
 @dataclass(frozen=True, kw_only=True)
 class NodePrecision(Products):
     r"""A kernel whose inverse Q on the nodes of a graph is sparse: at inputs :math:`c\,(L Q^{-1} L^\top + \mathrm{Cov}(e, e))`.
 
     :ivar num_nodes: N.
     :ivar precision: Q, without gradients, in float64; made on the first call.
-    :ivar inputs: L and e; made when they are asked for.
+    :ivar nodes: ids of the nodes among the inputs, (n,), and -1 off the graph.
+    :ivar off_graph: L and e, where some inputs are not nodes; made when they are asked for.
     :ivar scale: c, a scalar.
     """
 
     num_nodes: int
     precision: Callable[[], PrecisionMatrix]
-    inputs: Callable[[], FieldInputs]
+    nodes: Tensor
+    off_graph: Callable[[], FieldInputs] | None
     scale: Tensor
 
     def scaled(self, scale: Tensor) -> Products:
         return replace(self, **vars(self.plain().scaled(scale)), scale=scale * self.scale)
 
     def part(self, nodes: Tensor) -> Products:
-        products = self.plain().part(nodes)
-        return replace(self, **vars(products), inputs=lambda: NodeInputs(self.inputs().nodes[nodes], self.num_nodes))
+        if self.off_graph is not None:
+            raise ValueError("A part of inputs off the graph is a block of its own.")
+        return replace(self, **vars(self.plain().part(nodes)), nodes=self.nodes[nodes])
 
 
 @dataclass(frozen=True, kw_only=True)

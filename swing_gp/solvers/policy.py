@@ -28,7 +28,7 @@ from swing_gp.solvers import sizes
 from swing_gp.solvers.dense import Dense, DenseLowRank
 from swing_gp.solvers.iterative import ConjugateGradients
 from swing_gp.solvers.mode_solver import ModeSolver, prior_of
-from swing_gp.solvers.observations import Observations
+from swing_gp.solvers.observations import Observations, field_inputs
 from swing_gp.solvers.precision import NodeSolver, NoisyPrecision
 from swing_gp.solvers.protocol import Solver
 from swing_gp.solvers.woodbury import ClosedForm
@@ -67,7 +67,7 @@ def _precision(structure: NodePrecision, noise: Tensor) -> Solver | None:
     scale, noise = float(structure.scale), noise.detach().expand(structure.size)
     if few or scale <= 0 or not bool((noise > 0).all()):
         return None
-    observations = Observations(structure.inputs(), noise.double() / scale)
+    observations = Observations(field_inputs(structure), noise.double() / scale)
     return NoisyPrecision(structure.precision(), observations, scale, "the kernel has a sparse inverse on the graph")
 
 

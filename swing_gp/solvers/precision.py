@@ -31,8 +31,7 @@ from swing_gp.linalg.gram import frozen_signs
 from swing_gp.linalg.multigrid import Multigrid
 from swing_gp.linalg.precision_matrix import COLUMNS, Action, PrecisionMatrix
 from swing_gp.linalg.sparse_factor import SparseFactor, predicted_fill, sparse_power
-from swing_gp.linalg.structure import NodeInputs
-from swing_gp.solvers.observations import Observations
+from swing_gp.solvers.observations import NodeInputs, Observations
 from swing_gp.solvers.protocol import Quadrature, Report, Solved
 from swing_gp.solvers.sizes import EXACT_TRACE, MOST_DENSE, MOST_FILL
 from swing_gp.utils.copies import WithoutCaches
