@@ -124,7 +124,7 @@ class Waves:
     transform: Callable[[Tensor, int], PointTransform]
 
     def alike(self, other: Waves) -> bool:
-        """Whether coordinates of modes mean the same: inputs beyond the box of the nodes make a wider grid."""
+        """Compare the modes with those of another grid: inputs beyond the box of the nodes make a wider one."""
         ours, theirs = (self.frame, self.weights), (other.frame, other.weights)
         return all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 

@@ -47,11 +47,11 @@ class Structured(Indexed):
 
     @property
     def asymmetry(self) -> str | None:
-        """Why the matrix is not symmetric and what to use instead, or None."""
+        """Reason why the matrix is not symmetric, and a remedy; None where it is."""
         return None
 
     def check_symmetric(self) -> None:
-        """Refuse what conjugate gradients and Cholesky factors would get wrong without a word."""
+        """Refuse matrices that conjugate gradients and Cholesky factors would get wrong without a word."""
         if self.is_square and self.asymmetry is not None:
             raise ValueError(f"Solves, log-determinants, roots and noise take a symmetric matrix, and {self.asymmetry}")
 
@@ -109,7 +109,7 @@ def followed_terms(operator: Structured, solver: Solver, columns: Tensor, probes
 
 
 def _followed(operator: Structured, solver: Solver, columns: Tensor, probes: int) -> tuple[Any, ...]:
-    """What is solved for, followed through the products of the operator."""
+    """Solutions that autograd follows through the products of the operator."""
     system, gradients = cast(Numerical, solver), partial(_gradients, operator)
     return implicit(system, gradients, columns, probes, operator.representation())
 

@@ -1,4 +1,4 @@
-"""What matrix-free operators share: several right-hand sides at once, entries by columns, noise, a way into SciPy."""
+"""Base of matrix-free operators: several right-hand sides at once, entries by columns, noise, a way into SciPy."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ class Submatrix(MatrixFreeLinearOperator):
 
     @cached_property
     def _block(self) -> bool:
-        """Whether it is a principal block of distinct nodes, whose structure is a part of that of the whole."""
+        """True for a principal block of distinct nodes, whose structure is a part of that of the whole."""
         nodes = self.nodes[0]
         return self._principal and not self.base.batch_shape and len(nodes.unique()) == len(nodes)
 

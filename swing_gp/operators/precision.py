@@ -70,7 +70,7 @@ class PrecisionLinearOperator(MatrixFreeLinearOperator):
 
     @cached_property
     def numbers(self) -> PrecisionMatrix:
-        """The same matrix without gradients, to compute with."""
+        """This matrix without gradients, to compute with."""
         with torch.no_grad():
             a, b = self.linear.tolist()
             matrix, roots = sparse_adjacency(self.adjacency)
@@ -97,7 +97,7 @@ class PrecisionLinearOperator(MatrixFreeLinearOperator):
 
     @property
     def _is_power(self) -> bool:
-        """Whether the closed form is the power of a + b x that its order says."""
+        """True where the closed form is the power of a + b x that its order says."""
         if self.inverse.rest is None:
             return True
         x = torch.linspace(*self.interval, 33, dtype=torch.float64)

@@ -58,7 +58,7 @@ class NoisyPrecision(WithoutCaches):
 
     @classmethod
     def at_nodes(cls, precision: PrecisionMatrix, nodes: Tensor, noise: Tensor, scale: float = 1.0) -> NoisyPrecision:
-        """From the ids of observed nodes, (n,), and the noise of the observations."""
+        """Observe nodes, by their ids, (n,), with noise of each observation."""
         return cls(precision, Observations(NodeInputs(nodes, precision.size), noise.double() / scale), scale)
 
     @cached_property
@@ -225,7 +225,7 @@ class NoisyPrecision(WithoutCaches):
         return fixed + self._lanczos(probes)
 
     def _dense_logdet(self) -> float:
-        """Of M over Q, on small graphs."""
+        """Dense log det M - log det Q, on small graphs."""
         precision = self.precision
         base = torch.from_numpy(precision.base.toarray())
         eye = torch.eye(precision.size, dtype=torch.float64)
@@ -262,7 +262,7 @@ class NoisyPrecision(WithoutCaches):
         return seen.inputs.from_nodes(kernel) + seen.product(v)
 
     def _lanczos(self, probes: int) -> Tensor:
-        """Of M over Q where all observations are of nodes, of the covariance elsewhere."""
+        """Lanczos quadrature for log det M - log det Q where all observations are of nodes, for the covariance elsewhere."""
         seen = self.observations
         root = seen.noise.sqrt().unsqueeze(-1) if seen.diagonal else torch.ones((), dtype=torch.float64)
         starts = frozen_signs(len(seen.noise), probes, torch.float64, torch.device("cpu"))

@@ -46,7 +46,7 @@ POINTS_PER_OBSERVATION = 100
 
 
 def is_dense(size: int, fast: Any) -> bool:
-    """Whether a matrix-free operator of this size is solved with as a dense matrix.
+    """Decide if a matrix-free operator of this size is solved with as a dense matrix.
 
     :param fast: the switch of linear_operator for this kind of computation, such as ``fast_computations.solves``.
     """
@@ -54,7 +54,7 @@ def is_dense(size: int, fast: Any) -> bool:
 
 
 def among_modes(observations: int, grid: int, terms: int) -> bool:
-    """Whether a grid kernel with noise is solved with among its modes, by the work of a step of conjugate gradients.
+    """Decide if a grid kernel with noise is solved with among its modes, by the work of a step of conjugate gradients.
 
     Among the observations a step takes a polynomial of FFTs and, for every observation, two transforms and its part of a
     preconditioner; among the modes it takes the polynomial of the root twice, and nothing else.
