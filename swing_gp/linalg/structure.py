@@ -46,6 +46,9 @@ class LowRank:
         """The matrix with more on its diagonal."""
         return replace(self, own=replace(self.own, noise=self.own.noise + noise))
 
+    #: The matrix with noise is what preconditions sums with others.
+    close = plus
+
     def scaled(self, scale: Tensor) -> LowRank:
         """The structure of a multiple; without batch dimensions."""
         shared = None if self.own.shared is None else scale * self.own.shared
@@ -72,12 +75,16 @@ class Products:
     :ivar product: K v for blocks of columns; differentiable.
     :ivar like: any tensor of the dtype and the device of K.
     :ivar close: of noise, (n,), a matrix close to K plus the noise, where one is known and speeds conjugate gradients up.
+    :ivar entries: all entries by plain torch, where they are known otherwise than by products.
+    :ivar dense_up_to: rows up to which a user asks for dense algebra with noise, where conjugate gradients would do.
     """
 
     size: int
     product: Action
     like: Tensor
     close: Callable[[Tensor], LowRank | None] = _nothing_close
+    entries: Callable[[], Tensor] | None = None
+    dense_up_to: int = 0
 
     def scaled(self, scale: Tensor) -> Products:
         """The structure of a non-negative multiple."""
@@ -86,7 +93,7 @@ class Products:
             base = self.close(noise / scale) if float(scale) > 0 else None
             return None if base is None else base.scaled(scale)
 
-        return replace(self, product=lambda v: scale * self.product(v), close=close)
+        return replace(self, product=lambda v: scale * self.product(v), close=close, entries=None)
 
     def part(self, nodes: Tensor) -> Products:
         """The structure of the principal block of some distinct rows."""
@@ -94,7 +101,7 @@ class Products:
         def product(v: Tensor) -> Tensor:
             return self.product(v.new_zeros(self.size, v.shape[-1]).index_add(0, nodes, v))[nodes]
 
-        return replace(self, size=len(nodes), product=product, close=_nothing_close)
+        return replace(self, size=len(nodes), product=product, close=_nothing_close, entries=None)
 
     def plain(self) -> Products:
         """The matrix as one that is known by its products alone."""

@@ -161,6 +161,10 @@ class Solvable(Structured):
         terms = (terms.sum(-1) if reduce_inv_quad else terms).to(self.dtype)
         return zero if inv_quad_rhs is None else terms, estimates.mean().to(self.dtype) if logdet else zero
 
+    def explicit(self) -> Tensor:  # (n, m)
+        """All entries, by plain torch."""
+        return self._matmul(torch.eye(self.shape[-1], dtype=self.dtype, device=self.device))
+
     def dense_root(self) -> Tensor:  # (n, n)
         """The Cholesky factor as a root for samples, where no other is known: up to 2,000 rows."""
         if self.shape[-1] > MOST_DENSE:

@@ -136,7 +136,7 @@ def _as_cross(block: LowRankCross | LowRankPlusDiagonal) -> LowRankCross:
 
 
 class SolvesPosterior(Posterior):
-    """Posterior by linear solves. Elements of a batch may have training inputs of their own, as fantasies do, or test inputs."""
+    """Posterior by linear solves. Elements of a batch may have training inputs of their own, as fantasies, or test inputs."""
 
     block_covariance: type[PosteriorCovariance] = PosteriorCovariance
 

@@ -22,8 +22,9 @@ class Dense:
 
     @cached_property
     def factor(self) -> Tensor:  # (n, n), float64
-        size, like = self.matrix.size, self.matrix.like
-        dense = self.matrix.product(torch.eye(size, dtype=like.dtype, device=like.device)).double()
+        matrix, size, like = self.matrix, self.matrix.size, self.matrix.like
+        eye = torch.eye(size, dtype=like.dtype, device=like.device)
+        dense = (matrix.product(eye) if matrix.entries is None else matrix.entries()).double()
         dense = 0.5 * (dense + dense.mT)
         return psd_safe_cholesky(dense if self.noise is None else dense + self.noise.double().expand(size).diag())
 

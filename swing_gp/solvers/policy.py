@@ -46,7 +46,7 @@ def solver_for(structure: Structure, noise: Tensor | None = None, *, fast: bool 
         return NodeSolver(structure.matrix(), "the inverse of a sparse precision: multigrid")
     if noise is not None and isinstance(structure, NodePrecision) and (solver := _precision(structure, noise)):
         return solver
-    most = sizes.DENSE if fast else sizes.MOST_DENSE
+    most = max(sizes.DENSE if fast else sizes.MOST_DENSE, 0 if noise is None else structure.dense_up_to)
     if structure.size <= most:
         return Dense(structure, noise, f"up to {most} rows a dense factor is cheapest")
     if noise is not None and isinstance(structure, Modes) and (solver := _modes(structure, noise)):
