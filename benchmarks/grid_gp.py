@@ -7,7 +7,7 @@ Seconds are those of the processor (all threads), so that they compare on a mach
 - 100,000 nodes in 3-D: the mean is held against a solve to 1e-10, the standard deviations against such solves at 50 of the
   nodes, and the stochastic log-determinant is printed with its standard error;
 - the unit square with lengthscale 0.05: 1,000,000 nodes trained, 10,000,000 with given hyper-parameters;
-- one step of conjugate gradients among the modes, whose cost should not know the number of nodes;
+- one step of conjugate gradients among the modes, whose cost should not depend on the number of nodes;
 - a plain GP, one step of a raw Gaussian graph, as EFGP solves it (Greengard, Rachh and Barnett, 2025, who report 0.3 s for
   10^6 points in the plane with 841 modes, on a machine of their own), its error against a grid to 1e-12 and a solve to 1e-11.
 """
@@ -81,7 +81,7 @@ def preconditioner(noisy: Any) -> Callable[[Tensor], Tensor] | None:
 
 
 def checked(model: Any, y: Tensor, nodes: Tensor, mean: Tensor, deviation: Tensor) -> Row:
-    """Against tight solves among the nodes."""
+    """Compare with tight solves among the nodes."""
     ids = torch.arange(len(y)).unsqueeze(-1)
     noisy = model.likelihood(model.forward(ids)).lazy_covariance_matrix.evaluate_kernel()
     row = dict(zip(("logdet", "logdet_error"), noisy.logdet_with_error(), strict=True))
@@ -98,7 +98,7 @@ def checked(model: Any, y: Tensor, nodes: Tensor, mean: Tensor, deviation: Tenso
 
 
 def cube(number: int, test: int, steps: int) -> Row:
-    """3-D; a fifth of the nodes is hidden."""
+    """Measure the 3-D problem; a fifth of the nodes is hidden."""
     points, f, y = problem(number, 3, number - test)
     model, row = fitted(points, y, 0.15, 0.1, steps)
     nodes = torch.arange(number - test, number)
@@ -107,7 +107,7 @@ def cube(number: int, test: int, steps: int) -> Row:
 
 
 def plane(number: int, test: int, steps: int) -> Row:
-    """2-D, lengthscale 0.05; all but the test nodes are observed."""
+    """Measure the 2-D problem with lengthscale 0.05; all but the test nodes are observed."""
     points, f, y = problem(number, 2, number - test)
     model, row = fitted(points, y, 0.05, 0.04, steps)
     _, _, found = predicted(model, f, torch.arange(number - test, number))
@@ -116,7 +116,7 @@ def plane(number: int, test: int, steps: int) -> Row:
 
 @torch.no_grad()
 def mode_step(number: int) -> Row:
-    """Of one product of the system among the modes with ten columns."""
+    """Measure one product of the system among the modes with ten columns."""
     graph = ImplicitGraph(problem(number, 2, 0)[0], Gaussian(0.02))
     solver = grid_kernel(FourierGrid(graph, 1e-4), Diffusion(3.0)).add_diagonal(torch.tensor(0.1, dtype=torch.float64)).solver()
     system = solver.weights_posterior
@@ -131,7 +131,7 @@ def mode_step(number: int) -> Row:
 
 @torch.no_grad()
 def plain(number: int) -> Row:
-    """The plain GP: set-up, solve and mean at all observations."""
+    """Measure the plain GP: set-up, solve and mean at all observations."""
     points, f, y = problem(number, 2, number)
     graph = ImplicitGraph(points, Gaussian(0.1), normalization=None)
     start = seconds()

@@ -23,8 +23,8 @@ __all__ = ["MODELS", "cg_steps", "measure"]
 
 # Ours: a graph as short as the cells allow, its range from kappa; the noise on the scale of the kernel before its amplitude.
 SPACINGS, CUTOFF, KAPPA, NOISE = 0.5, 1e-4, 87.0, 0.01
-EPOCHS = 5  # of the variational GP
-NEIGHBORS = 20  # of the Vecchia approximation
+EPOCHS = 5  # passes of the variational GP over the data
+NEIGHBORS = 20  # conditioning set of the Vecchia approximation
 
 Prediction = tuple[np.ndarray, np.ndarray, dict[str, Any]]  # means, variances, remarks
 
@@ -96,7 +96,7 @@ def variational(problem: Lattice) -> Prediction:
 
 
 def nearest(problem: Lattice) -> Prediction:
-    """The nearest observed value. Its variance: how much observed values differ that are as far apart."""
+    """Predict the nearest observed value, with the variance of differences of observed values at that distance."""
     tree, rng = scipy.spatial.cKDTree(problem.seen), np.random.default_rng(0)
     distance, index = tree.query(problem.unseen)
     one, angle = rng.integers(len(problem.seen), size=len(distance)), rng.uniform(0, 2 * np.pi, len(distance))

@@ -24,7 +24,7 @@ STEPS = 30
 
 @torch.no_grad()
 def scaling(name: str, number: int, nu: float) -> Row:
-    """The posterior of a random field of the prior, observed at a tenth of the nodes with noise."""
+    """Measure the posterior of a random field of the prior, observed at a tenth of the nodes with noise."""
     points, clock = shape(name, number), Clock()
     graph = clock.time("graph", lambda: knn_graph(points, NEIGHBORS))
     kappa = KAPPA[name] * (number / AT) ** (1 / DIMENSION[name])
@@ -62,7 +62,7 @@ def scaling(name: str, number: int, nu: float) -> Row:
 
 
 def training(name: str, number: int, nu: float) -> Row:
-    """Adam on kappa, output scale, noise and mean; all nodes are observed."""
+    """Measure steps of Adam on kappa, output scale, noise and mean; all nodes are observed."""
     points, clock = shape(name, number), Clock()
     values = torch.sin(4 * points[:, 0]) * torch.cos(3 * points[:, 1])
     values = values + 0.1 * torch.randn(number, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

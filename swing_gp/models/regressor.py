@@ -13,7 +13,7 @@ from sklearn.utils import Tags
 from sklearn.utils.validation import assert_all_finite, check_consistent_length, check_is_fitted, validate_data
 from torch import Tensor
 
-from swing_gp.gp.trend import MEANS
+from swing_gp.gp.trend import MEANS, TrendBasis, check_enough
 from swing_gp.models.choice import Task, choose, diffusion, warn_if_useless
 from swing_gp.models.comparison import Comparison
 from swing_gp.models.estimator import (
@@ -21,6 +21,7 @@ from swing_gp.models.estimator import (
     SCALINGS,
     Inputs,
     checked_unlabeled,
+    in_order,
     load_content,
     plain,
     save_content,
@@ -70,7 +71,9 @@ class GraphGPRegressor(RegressorMixin, BaseEstimator):
     :param ard: one lengthscale for each column: True, False, or None for what the likelihood wants in up to 30 columns (a
         graph kernel then has one).
     :param mean: the trend: ``"constant"``, ``"linear"`` in the inputs, None for the mean of the targets, or ``"auto"`` for what
-        predicts held-out values better (a graph kernel then has a constant). It is estimated by generalised least squares.
+        predicts held-out values better (a graph kernel then has a constant). It is estimated by generalised least squares,
+        wherever values are held out from the others; what is not known of it is part of the deviations. A linear one takes
+        three observations for two coefficients, and ``"auto"`` tries it with ten for each.
     :param neighbors: k of nearest-neighbour graphs.
     :param graph: of a graph kernel: ``"implicit"`` for Gaussian weights, whose lengthscale is learnt; ``"knn"`` for a
         :func:`~swing_gp.knn_graph`, which has none: for many dimensions and uneven densities. ``features``, ``num_features``
@@ -85,7 +88,7 @@ class GraphGPRegressor(RegressorMixin, BaseEstimator):
     :param random_state: a seed or a ``RandomState``, for samples of rows, folds and landmarks.
     :param progress: show progress bars; None for a terminal alone, and for what takes more than a few seconds.
 
-    :ivar selection\_: what was tried, a :class:`~swing_gp.Comparison`: family, settings, seconds, and the
+    :ivar selection\_: what was tried, a :class:`~swing_gp.models.comparison.Comparison`: family, settings, seconds, and the
         root-mean-square error on held-out values in units of the standard deviation of the targets.
     :ivar model\_: the chosen :class:`~swing_gp.models.matern_gp.MaternGP` or :class:`~swing_gp.models.graph_gp.GraphGP`, in
         standardised units; a list of them where targets have their own hyper-parameters.
@@ -139,8 +142,10 @@ class GraphGPRegressor(RegressorMixin, BaseEstimator):
         values are chosen like."""
         self._check_settings()
         self.__dict__.pop("model_", None)  # a fit that is refused below would leave it with the scales of other data
-        x, targets = self._checked(X, y)
-        more = None if X_unlabeled is None else checked_unlabeled(self, X_unlabeled)
+        x, targets = in_order(*self._checked(X, y))
+        if self.mean == "linear":
+            check_enough(TrendBasis("linear", torch.from_numpy(x)).number, len(x))
+        more = None if X_unlabeled is None else in_order(checked_unlabeled(self, X_unlabeled))[0]
         warn_of_rounding("X", x, standards("X", x)[1])
         self.y_mean_, deviation, size = standards("y", targets)
         warn_of_rounding("y", targets, deviation)

@@ -46,7 +46,7 @@ ROOT_TOL = {torch.float32: 1e-5, torch.float64: 1e-8}
 
 
 class GridKernelLinearOperator(MatrixFreeKernel):
-    r"""The collapsed kernel of a :class:`FourierGrid`. Made by :func:`~swing_gp.operators.grid_kernel.grid_kernel`.
+    r"""The collapsed kernel of a :class:`~swing_gp.FourierGrid`. Made by :func:`~swing_gp.operators.grid_kernel.grid_kernel`.
 
     Gradients reach the mode weights (and through them the lengthscale), the degrees and the series.
 

@@ -35,7 +35,10 @@ LARGE_LOOP = 0.5
 
 
 class FeatureKernelLinearOperator(GraphOperator, LowRankPlusDiagonal):
-    """A graph kernel with dense features, in closed form. Principal blocks are plain :class:`LowRankPlusDiagonal`."""
+    """A graph kernel with dense features, in closed form.
+
+    Principal blocks are plain :class:`~swing_gp.operators.low_rank_plus_diagonal.LowRankPlusDiagonal`.
+    """
 
     series: Series
 

@@ -16,13 +16,10 @@ from swing_gp import (
     Ball,
     ConvergenceWarning,
     Diffusion,
-    FeatureKernelLinearOperator,
     FourierGrid,
     Gaussian,
-    GridKernelLinearOperator,
     ImplicitGraph,
     InverseCosine,
-    Laplace,
     Matern,
     RandomWalk,
     RegularizedLaplacian,
@@ -31,10 +28,12 @@ from swing_gp import (
 )
 from swing_gp.features.base import Unsuitable
 from swing_gp.features.grid import MAX_MODES, count_modes, default_modes
+from swing_gp.graphs.edges import Laplace
 from swing_gp.linalg import toeplitz
 from swing_gp.linalg.conjugate_gradients import conjugate_gradients
 from swing_gp.linalg.nufft import PointTransform
-from swing_gp.operators.grid_kernel import grid_kernel
+from swing_gp.operators.grid_kernel import GridKernelLinearOperator, grid_kernel
+from swing_gp.operators.low_rank_kernel import FeatureKernelLinearOperator
 from swing_gp.solvers.iterative import ConjugateGradients
 
 SERIES = [Diffusion(5.0), RandomWalk(2), RegularizedLaplacian(2.0, 2.0), InverseCosine(), Matern(1.5, 2.0)]

@@ -344,6 +344,7 @@ def test_targets_with_hyper_parameters_of_their_own(tmp_path):
     assert model.sample_y(x[:4], 3).shape == (4, 2, 3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [2500, 5000])
 def test_many_rows(number):
     rng = np.random.default_rng(0)

@@ -15,22 +15,22 @@ from swing_gp import (
     ImplicitGraph,
     LandmarkFeatures,
     LogMatern,
-    LowRankPlusDiagonal,
     Matern,
     NeighborFeatures,
     PairwiseFeatures,
     PositiveFeatures,
     RandomWalk,
-    SparseFeatures,
     Walks,
     adjacency,
     graph_kernel,
     grf_kernel,
     knn_graph,
 )
+from swing_gp.features.sparse import SparseFeatures
 from swing_gp.graphs.inputs import nodes_of
 from swing_gp.operators.batch import Stack
 from swing_gp.operators.low_rank_covariance import LowRankCross, LowRankPlusGroups
+from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 from swing_gp.operators.precision import precision_of
 from swing_gp.operators.precision_kernel import PrecisionKernelLinearOperator
 from swing_gp.operators.preconditioning import LandmarkApproximation

@@ -161,6 +161,7 @@ def trained(kind, nu, off):
     return Model(x, torch.sin(6 * x[:, 0]) + x[:, 1], KERNELS[kind](nu)).eval()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("off", [False, True], ids=["nodes", "anywhere"])
 @pytest.mark.parametrize(("kind", "nu"), [("nearest", 2.0), ("nearest", 1.5), ("list", 1.0), ("list", 2.0)])
 def test_a_gp_of_gpytorch(kind, nu, off):

@@ -152,6 +152,7 @@ def test_samples_of_parts_and_multiples_have_their_variance(kernels):
 
 
 @pytest.mark.parametrize("name", ["walks", "grf"])
+@pytest.mark.draws
 def test_walks_are_sampled_by_their_root(kernels, name):
     torch.manual_seed(0)
     variance = kernels[name].diagonal()
