@@ -58,5 +58,6 @@ class DenseLowRank:
 
     def inv_quad_logdet(self, rhs: Tensor, probes: int) -> tuple[Tensor, Tensor]:
         doubled = rhs.double()
-        terms = (doubled * torch.linalg.lu_solve(*self._factors, doubled)).sum(-2)
-        return terms, self._factors[0].diagonal(dim1=-2, dim2=-1).abs().log().sum(-1, keepdim=True)
+        lu, pivots = self._factors
+        terms = (doubled * torch.linalg.lu_solve(lu, pivots, doubled)).sum(-2)
+        return terms, lu.diagonal(dim1=-2, dim2=-1).abs().log().sum(-1, keepdim=True)

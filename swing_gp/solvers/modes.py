@@ -43,7 +43,7 @@ MOST_TERMS = 512
 # Modes whose part of S differs from one by less than this need no preconditioner.
 NEGLIGIBLE = 0.02
 # Numbers that the polynomials of a backward pass may keep at once.
-KEPT = 2**26
+KEPT_NUMBERS = 2**26
 REFINEMENTS = 4
 LOGDET_OF_MODES = (
     "Second derivatives of a log-determinant among the modes of a Fourier grid are not known, whose value is an estimate: "
@@ -242,7 +242,7 @@ class IterativeModes:
             return list(followed(lambda *tensors: getattr(self.at(*tensors), form)(right), self.tensors, left))
         terms = len(self.root) * self.prior.symbol.numel()
         totals: list[Any] = [None] * len(self.tensors)
-        for one, two in zip(*(x.split(max(1, KEPT // terms), dim=-1) for x in (left, right)), strict=True):
+        for one, two in zip(*(x.split(max(1, KEPT_NUMBERS // terms), dim=-1) for x in (left, right)), strict=True):
             with torch.enable_grad():
                 tensors = [tensor.detach().requires_grad_() for tensor in self.tensors]
                 value = (one * getattr(self.at(*tensors), form)(two)).sum()

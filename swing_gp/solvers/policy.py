@@ -46,7 +46,7 @@ def solver_for(structure: Structure, noise: Tensor | None = None, *, fast: bool 
         return NodeSolver(structure.matrix(), "the inverse of a sparse precision: multigrid")
     if noise is not None and isinstance(structure, NodePrecision) and (solver := _precision(structure, noise)):
         return solver
-    most = max(sizes.DENSE if fast else sizes.MOST_DENSE, 0 if noise is None else structure.dense_up_to)
+    most = max(sizes.DENSE_ROWS if fast else sizes.MOST_DENSE, 0 if noise is None else structure.dense_up_to)
     if structure.size <= most:
         return Dense(structure, noise, f"up to {most} rows a dense factor is cheapest")
     if noise is not None and isinstance(structure, Modes) and (solver := _modes(structure, noise)):
@@ -81,7 +81,7 @@ def _modes(structure: Modes, noise: Tensor) -> Solver | None:
     number = len(prior.modes)
     if number <= sizes.DENSE_MODES:
         return ModeSolver(structure, noise, prior, None, f"{number} modes: closed form among them")
-    half = prior.root_coefficients(sizes.ROOT_TOL * waves.tol)
+    half = prior.root_coefficients(sizes.MODE_ROOT_TOL * waves.tol)
     if half is None:  # h comes too close to zero
         return None
     return ModeSolver(

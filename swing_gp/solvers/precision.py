@@ -37,8 +37,8 @@ from swing_gp.solvers.sizes import EXACT_TRACE, MOST_DENSE, MOST_FILL
 from swing_gp.utils.copies import WithoutCaches
 
 # Relative errors: of solves, and of samples, which are a few; what a second solve may be asked for where digits cancel.
-SOLVE_TOL, SAMPLE_TOL, LEAST_SHARE = 1e-9, 1e-6, 1e-6
-MAX_STEPS = 1000
+NODE_TOL, SAMPLE_TOL, LEAST_SHARE = 1e-9, 1e-6, 1e-6
+MOST_NODE_STEPS = 1000
 # Samples that marginal variances come from.
 VARIANCE_SAMPLES = 32
 # Steps and residual of the Lanczos quadrature of log-determinants.
@@ -94,7 +94,7 @@ class NoisyPrecision(WithoutCaches):
 
     def _solve(self, rhs: Tensor, tol: float) -> tuple[Tensor, list[float]]:  # (N, k), renumbered
         """Some columns at a time: the solution, and the residuals of the part that took longest."""
-        options: dict[str, Any] = {"tol": tol, "max_iterations": MAX_STEPS, "energy": True}
+        options: dict[str, Any] = {"tol": tol, "max_iterations": MOST_NODE_STEPS, "energy": True}
         found = [
             conjugate_gradients(self._product, part, precondition=self._precondition, **options)
             for part in rhs.split(COLUMNS, dim=-1)
@@ -114,11 +114,11 @@ class NoisyPrecision(WithoutCaches):
 
     # Solves
 
-    def node_solve(self, rhs: Tensor, tol: float = SOLVE_TOL) -> Tensor:  # (N, k)
+    def node_solve(self, rhs: Tensor, tol: float = NODE_TOL) -> Tensor:  # (N, k)
         r""":math:`M^{-1} b`: columns of the posterior covariance of the nodes, without the scale."""
         return self.precision.numbered(self._solve(self.precision.renumbered(rhs), tol)[0])
 
-    def condition(self, values: Tensor, tol: float = SOLVE_TOL) -> tuple[Tensor, Tensor, list[float]]:
+    def condition(self, values: Tensor, tol: float = NODE_TOL) -> tuple[Tensor, Tensor, list[float]]:
         r"""The posterior mean at all nodes, (N, k), :math:`(L K L^\top + T)^{-1} y`, (n, k), and the residuals of the steps.
 
         :param values: observations with prior mean zero, (n, k).
@@ -140,7 +140,7 @@ class NoisyPrecision(WithoutCaches):
     @torch.no_grad()
     def solve(self, rhs: Tensor, tol: float | None = None, max_steps: int | None = None) -> Solved:
         """Solve with the covariance of the observations; residuals are those of the system that is solved for the nodes."""
-        _, weights, residuals = self.condition(rhs, SOLVE_TOL if tol is None else min(tol, SOLVE_TOL))
+        _, weights, residuals = self.condition(rhs, NODE_TOL if tol is None else min(tol, NODE_TOL))
         return Solved((weights / self.scale).to(rhs.dtype), Report(self.method, self.reason, tuple(residuals)))
 
     def for_adjoint(self, rhs: Tensor) -> NoisyPrecision:

@@ -163,7 +163,7 @@ def size(request, monkeypatch):
     """How a system is solved: sizes are moved, so that a few nodes go the way of many."""
     if request.param == "dense":
         return request.param
-    monkeypatch.setattr(sizes, "DENSE", 8)
+    monkeypatch.setattr(sizes, "DENSE_ROWS", 8)
     monkeypatch.setattr(sizes, "FEW_OBSERVATIONS", 8)
     if request.param == "estimated":
         monkeypatch.setattr(base, "MOST_DENSE", 8)
