@@ -298,7 +298,7 @@ def test_a_vector_has_an_inverse_quadratic_form():
 
 def test_soft_balls_on_a_grid_are_solved_with(monkeypatch):
     """They have no landmarks, so no preconditioner."""
-    monkeypatch.setattr(sizes, "DENSE", 59)
+    monkeypatch.setattr(sizes, "DENSE_ROWS", 59)
     operator = graph_kernel(ImplicitGraph(cloud(60, 2), Ball(0.3, 0.1)), Diffusion(1.0), features="grid", tol=1e-6)
     result = solve(operator, cloud(60, 2)[:, 0], 0.1)
     assert result.method == "cg"

@@ -33,6 +33,7 @@ import torch
 from gpytorch.constraints import Interval, Positive
 from gpytorch.kernels import Kernel
 from gpytorch.priors import Prior
+from linear_operator.operators import to_linear_operator
 from torch import Tensor
 
 from swing_gp.gp.parameters import constrained, read, write
@@ -41,6 +42,7 @@ from swing_gp.graphs.graph import Graph
 from swing_gp.graphs.matern_edges import Matern12, Matern32, Matern52
 from swing_gp.graphs.nearest import knn_graph
 from swing_gp.operators.diffusion_coordinates import DiffusionCoordinates, diffusion_coordinates
+from swing_gp.operators.matrix_free import KernelSum
 from swing_gp.utils.validation import check_choice
 
 EDGES: dict[float, type[EdgeFunction]] = {0.5: Matern12, 1.5: Matern32, 2.5: Matern52}
@@ -173,7 +175,10 @@ class ManifoldMaternKernel(Kernel):
         two = one if x1 is x2 else self.extended_points(x2)
         if diag:
             return self.edge(one - two)
-        return self.edge.log_of_pairs(one, two).exp()
+        covariance = self.edge.log_of_pairs(one, two).exp()
+        if covariance.dim() > 2 or not covariance.requires_grad:
+            return covariance
+        return KernelSum(to_linear_operator(covariance))  # whose solves have second derivatives
 
 
 def neighbor_graph(points: Tensor, neighbors: int = GRAPH_NEIGHBORS) -> Graph:

@@ -1,4 +1,4 @@
-"""Where kernel inputs lie: which of them are nodes, and which of them are one and the same point.
+"""Places of kernel inputs: which of them are nodes, and which of them are one and the same point.
 
 Inputs come as coordinates or as node ids. Rows are compared bit by bit through a 64-bit key, so that looking up n inputs
 among N nodes costs a sort of the nodes and O(n log N).
@@ -39,18 +39,18 @@ class Inputs:
         return self.keys.shape[:-1]
 
     def in_lists(self, *shape: int) -> Inputs:
-        """The same inputs one after another in a batch of lists, whose last size is the length of a list."""
+        """These inputs one after another in a batch of lists, whose last size is the length of a list."""
         points = self.points.reshape(*shape, self.points.shape[-1])
         return Inputs(points, *(part.reshape(shape) for part in (self.nodes, self.keys, self.scale)))
 
     @cached_property
     def on_graph(self) -> bool:
-        """Whether every input is a node, and nobody asks how the kernel changes as it moves away from there."""
+        """True where every input is a node, and nobody asks how the kernel changes as it moves away from there."""
         return not self.points.requires_grad and bool((self.nodes >= 0).all())
 
     @cached_property
     def distinct(self) -> bool:
-        """Whether no list has a point twice."""
+        """True where no list has a point twice."""
         return bool((self.keys.sort(-1).values.diff(dim=-1) != 0).all())
 
     def __getitem__(self, index: slice | Tensor) -> Inputs:
@@ -60,11 +60,11 @@ class Inputs:
         return Inputs(self.points.detach(), self.nodes, self.keys, self.scale.detach())
 
     def following(self, points: Tensor, scale: Tensor) -> Inputs:
-        """The same inputs with coordinates and factors that carry gradients."""
+        """These inputs with coordinates and factors that carry gradients."""
         return Inputs(points, self.nodes, self.keys, scale)
 
     def same_as(self, other: Inputs) -> bool:
-        """Whether two lists hold the same points in the same order."""
+        """Compare two lists: the same points in the same order."""
         return self is other or (len(self) == len(other) and torch.equal(self.keys, other.keys))
 
 

@@ -23,7 +23,7 @@ from swing_gp.utils.validation import check_choice
 
 FORMATS = (".npz", ".stl", ".ply", ".obj", ".off")
 # Least height of a face with an area, in its longest sides: below it the corners, in float32, lie on one line.
-FLAT = 1e-7
+LEAST_HEIGHT = 1e-7
 # Least length of a weighted mean of face normals that has a direction: below it the faces cancel.
 CANCELLED = 1e-6
 
@@ -117,7 +117,7 @@ def vertex_normals(mesh: Mesh, weighting: str = "angle") -> VertexNormals:
     longest = np.linalg.norm(corners - np.roll(corners, 1, axis=1), axis=-1).max(-1)
     # Tolerances of trimesh are absolute; with longest sides of 1 they hold for meshes and faces of any size.
     corners = (corners - corners[:, :1]) / np.where(longest > 0, longest, 1.0)[:, None, None]
-    solid = trimesh.triangles.nondegenerate(corners, height=FLAT)
+    solid = trimesh.triangles.nondegenerate(corners, height=LEAST_HEIGHT)
     corners, faces = corners[solid], mesh.faces[solid]
     if weighting == "angle":
         weights = trimesh.triangles.angles(corners)

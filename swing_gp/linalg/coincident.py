@@ -31,7 +31,7 @@ def groups_of(*keys: Tensor) -> tuple[Tensor, ...]:  # (*batch, n), (*batch, m),
 
 
 def num_groups(*groups: Tensor) -> int:
-    """How many groups there are in lists of inputs, which may be empty."""
+    """Number of groups in lists of inputs, which may be empty."""
     return 1 + max((int(group.max()) for group in groups if group.numel()), default=-1)
 
 
@@ -56,7 +56,7 @@ def per_group(group: Tensor, values: Tensor, count: int | None = None) -> Tensor
 
 @dataclass(frozen=True)
 class OwnPart:
-    r"""What inputs have for themselves, :math:`D_{ij} = r_i [i = j] + a_i [x_i = x_j]`: noise and what copies of a point share.
+    r"""The own part of inputs, :math:`D_{ij} = r_i [i = j] + a_i [x_i = x_j]`: noise, and what copies of a point share.
 
     It is diagonal where inputs are distinct, and otherwise block diagonal with rank-one blocks, whose inverses are written out
     (Sherman-Morrison).

@@ -3,8 +3,8 @@ r"""Backward passes that are to be differentiated themselves: exactly, or refuse
 PyTorch runs a backward pass with gradients enabled where a second derivative may follow (``create_graph=True``). What such a
 pass returns must be made of its inputs and of saved tensors by operations that are differentiable again.
 ``once_differentiable`` is not enough: it notices the incoming gradient alone, and where that is constant, as in the Hessian of
-:math:`v^\top K v`, the second derivative loses terms without a word. So every ``torch.autograd.Function`` of ours, where
-:func:`wanted` says so, returns :func:`gradients`, or its numbers through :func:`refused`.
+:math:`v^\top K v`, the second derivative loses terms without a word. So every ``torch.autograd.Function`` of this package,
+where :func:`wanted` says so, returns :func:`gradients`, or its numbers through :func:`refused`.
 """
 
 from __future__ import annotations

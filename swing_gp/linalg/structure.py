@@ -46,6 +46,9 @@ class LowRank:
         """The matrix with more on its diagonal."""
         return replace(self, own=replace(self.own, noise=self.own.noise + noise))
 
+    #: The matrix with noise is what preconditions sums with others.
+    close = plus
+
     def scaled(self, scale: Tensor) -> LowRank:
         """The structure of a multiple; without batch dimensions."""
         shared = None if self.own.shared is None else scale * self.own.shared
@@ -72,12 +75,16 @@ class Products:
     :ivar product: K v for blocks of columns; differentiable.
     :ivar like: any tensor of the dtype and the device of K.
     :ivar close: of noise, (n,), a matrix close to K plus the noise, where one is known and speeds conjugate gradients up.
+    :ivar entries: all entries by plain torch, where they are known otherwise than by products.
+    :ivar dense_up_to: rows up to which a user asks for dense algebra with noise, where conjugate gradients would do.
     """
 
     size: int
     product: Action
     like: Tensor
     close: Callable[[Tensor], LowRank | None] = _nothing_close
+    entries: Callable[[], Tensor] | None = None
+    dense_up_to: int = 0
 
     def scaled(self, scale: Tensor) -> Products:
         """The structure of a non-negative multiple."""
@@ -86,7 +93,7 @@ class Products:
             base = self.close(noise / scale) if float(scale) > 0 else None
             return None if base is None else base.scaled(scale)
 
-        return replace(self, product=lambda v: scale * self.product(v), close=close)
+        return replace(self, product=lambda v: scale * self.product(v), close=close, entries=None)
 
     def part(self, nodes: Tensor) -> Products:
         """The structure of the principal block of some distinct rows."""
@@ -94,7 +101,7 @@ class Products:
         def product(v: Tensor) -> Tensor:
             return self.product(v.new_zeros(self.size, v.shape[-1]).index_add(0, nodes, v))[nodes]
 
-        return replace(self, size=len(nodes), product=product, close=_nothing_close)
+        return replace(self, size=len(nodes), product=product, close=_nothing_close, entries=None)
 
     def plain(self) -> Products:
         """The matrix as one that is known by its products alone."""
@@ -124,7 +131,7 @@ class Waves:
     transform: Callable[[Tensor, int], PointTransform]
 
     def alike(self, other: Waves) -> bool:
-        """Whether coordinates of modes mean the same: inputs beyond the box of the nodes make a wider grid."""
+        """Compare the modes with those of another grid: inputs beyond the box of the nodes make a wider one."""
         ours, theirs = (self.frame, self.weights), (other.frame, other.weights)
         return all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
@@ -178,49 +185,30 @@ class FieldInputs(Protocol):
         """Products with the covariance of e between the rows here and columns elsewhere."""
 
 
-class NodeInputs:
-    """Inputs that are nodes: L picks their values, and e is zero.
-
-    :param nodes: ids, (n,), any of them several times.
-    """
-
-    identity = 0.0
-
-    def __init__(self, nodes: Tensor, num_nodes: int) -> None:
-        self.nodes, self.num_nodes = nodes, num_nodes
-        self.off = torch.zeros_like(nodes, dtype=torch.bool)
-
-    def from_nodes(self, values: Tensor) -> Tensor:
-        return values[self.nodes]
-
-    def to_nodes(self, values: Tensor) -> Tensor:
-        return values.new_zeros(self.num_nodes, values.shape[-1]).index_add(0, self.nodes, values)
-
-    def own(self, other: FieldInputs) -> Action:
-        return lambda values: values.new_zeros(len(self.nodes), values.shape[-1])
-
-
 @dataclass(frozen=True, kw_only=True)
 class NodePrecision(Products):
     r"""A kernel whose inverse Q on the nodes of a graph is sparse: at inputs :math:`c\,(L Q^{-1} L^\top + \mathrm{Cov}(e, e))`.
 
     :ivar num_nodes: N.
     :ivar precision: Q, without gradients, in float64; made on the first call.
-    :ivar inputs: L and e; made when they are asked for.
+    :ivar nodes: ids of the nodes among the inputs, (n,), and -1 off the graph.
+    :ivar off_graph: L and e, where some inputs are not nodes; made when they are asked for.
     :ivar scale: c, a scalar.
     """
 
     num_nodes: int
     precision: Callable[[], PrecisionMatrix]
-    inputs: Callable[[], FieldInputs]
+    nodes: Tensor
+    off_graph: Callable[[], FieldInputs] | None
     scale: Tensor
 
     def scaled(self, scale: Tensor) -> Products:
         return replace(self, **vars(self.plain().scaled(scale)), scale=scale * self.scale)
 
     def part(self, nodes: Tensor) -> Products:
-        products = self.plain().part(nodes)
-        return replace(self, **vars(products), inputs=lambda: NodeInputs(self.inputs().nodes[nodes], self.num_nodes))
+        if self.off_graph is not None:
+            raise ValueError("A part of inputs off the graph is a block of its own.")
+        return replace(self, **vars(self.plain().part(nodes)), nodes=self.nodes[nodes])
 
 
 @dataclass(frozen=True, kw_only=True)

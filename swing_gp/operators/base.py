@@ -47,11 +47,11 @@ class Structured(Indexed):
 
     @property
     def asymmetry(self) -> str | None:
-        """Why the matrix is not symmetric and what to use instead, or None."""
+        """Reason why the matrix is not symmetric, and a remedy; None where it is."""
         return None
 
     def check_symmetric(self) -> None:
-        """Refuse what conjugate gradients and Cholesky factors would get wrong without a word."""
+        """Refuse matrices that conjugate gradients and Cholesky factors would get wrong without a word."""
         if self.is_square and self.asymmetry is not None:
             raise ValueError(f"Solves, log-determinants, roots and noise take a symmetric matrix, and {self.asymmetry}")
 
@@ -109,7 +109,7 @@ def followed_terms(operator: Structured, solver: Solver, columns: Tensor, probes
 
 
 def _followed(operator: Structured, solver: Solver, columns: Tensor, probes: int) -> tuple[Any, ...]:
-    """What is solved for, followed through the products of the operator."""
+    """Solutions that autograd follows through the products of the operator."""
     system, gradients = cast(Numerical, solver), partial(_gradients, operator)
     return implicit(system, gradients, columns, probes, operator.representation())
 
@@ -160,6 +160,10 @@ class Solvable(Structured):
             terms = terms.reshape(*inv_quad_rhs.shape[:-2], inv_quad_rhs.shape[-1])
         terms = (terms.sum(-1) if reduce_inv_quad else terms).to(self.dtype)
         return zero if inv_quad_rhs is None else terms, estimates.mean().to(self.dtype) if logdet else zero
+
+    def explicit(self) -> Tensor:  # (n, m)
+        """All entries, by plain torch."""
+        return self._matmul(torch.eye(self.shape[-1], dtype=self.dtype, device=self.device))
 
     def dense_root(self) -> Tensor:  # (n, n)
         """The Cholesky factor as a root for samples, where no other is known: up to 2,000 rows."""

@@ -32,7 +32,7 @@ FOREIGN_FUNCTION = (
 )
 
 
-class _Product(Matmul):
+class _OperatorProduct(Matmul):
     """A product, the derivative of whose backward pass linear_operator leaves out."""
 
     @staticmethod
@@ -55,7 +55,7 @@ class Indexed(LinearOperator):
         if isinstance(other, LinearOperator):
             return super().matmul(other)
         _matmul_broadcast_shape(self.shape, other.shape)
-        return _Product.apply(self.representation_tree(), other, *self.representation())
+        return _OperatorProduct.apply(self.representation_tree(), other, *self.representation())
 
     def _bilinear_derivative(self, left_vecs: Tensor, right_vecs: Tensor) -> tuple[Tensor | None, ...]:
         # For functions of linear_operator, which keep intermediate results without their derivatives.

@@ -43,7 +43,7 @@ class MatrixFreeKernel(GraphOperator, MatrixFreeLinearOperator):
 
     @cached_property
     def can_sample(self) -> bool:
-        """Whether the kernel has a root: a series that is zero on the spectrum has none that a polynomial follows."""
+        """True where the kernel has a root: a series that is zero on the spectrum has none that a polynomial follows."""
         try:
             return self.asymmetry is None and self.root_decomposition() is not None
         except ValueError:
@@ -88,11 +88,11 @@ class MatrixFreeKernel(GraphOperator, MatrixFreeLinearOperator):
         return products
 
     def second_coefficients(self) -> Tensor:
-        """What :meth:`between` needs of the series, as a tensor of its own so that gradients reach it."""
+        """Coefficients that :meth:`between` needs, as a tensor of its own so that gradients reach it."""
         return self.series.coefficients(1)[:0].to(self.dtype)
 
     def exact_diagonal(self, number: int) -> bool:
-        """Whether so many entries of the diagonal are computed exactly, by a product for each."""
+        """Decide if so many entries of the diagonal are computed exactly, by a product for each."""
         return number <= EXACT_DIAGONAL
 
     def between(self, rows: Inputs, columns: Inputs, leading: Tensor, second: Tensor) -> Callable[[Tensor], Tensor]:
@@ -125,7 +125,7 @@ class KernelBlock(MatrixFreeLinearOperator):
         return torch.Size((len(self.inputs[0]), len(self.inputs[1])))
 
     def _replace(self, *tensors: Tensor, inputs: tuple[Inputs, Inputs] | None = None) -> KernelBlock:
-        """The same kernel with other x, y, left, right and outputscale."""
+        """This kernel with other x, y, left, right and outputscale."""
         options: dict[str, Any] = {**self._kwargs, "inputs": inputs or self.inputs}
         return self.__class__(self.base, *tensors, self.leading, self.second, **options)
 
@@ -206,7 +206,7 @@ class KernelBlock(MatrixFreeLinearOperator):
 
     @property
     def can_sample(self) -> bool:
-        """Whether the kernel can be sampled at these inputs without a dense root: off the graph, that of a list cannot."""
+        """True where the kernel can be sampled at these inputs without a dense root: off the graph, that of a list cannot."""
         return self.base.can_sample and (self.between_nodes or self.base.can_sample_anywhere)
 
     def prior_samples(self, other: KernelBlock, number: int, generator: torch.Generator | None = None) -> Tensor:

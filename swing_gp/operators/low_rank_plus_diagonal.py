@@ -16,6 +16,7 @@ from linear_operator.operators import (
     LinearOperator,
     MatmulLinearOperator,
     RootLinearOperator,
+    ZeroLinearOperator,
     to_linear_operator,
 )
 from linear_operator.utils.memoize import cached
@@ -26,7 +27,7 @@ from swing_gp.linalg.gram import white_noise
 from swing_gp.linalg.reducer import LOCAL, Reducer
 from swing_gp.linalg.structure import LowRank
 from swing_gp.operators.base import Structured
-from swing_gp.operators.matrix_free import submatrix
+from swing_gp.operators.matrix_free import submatrix, sum_of
 from swing_gp.solvers.sizes import is_dense
 from swing_gp.solvers.woodbury import square_root
 from swing_gp.utils.validation import check_rhs
@@ -162,7 +163,8 @@ class LowRankPlusDiagonal(Structured):
             core = torch.nn.functional.pad(one.core, (0, more, 0, more))
             core = core + torch.nn.functional.pad(two.core, (size, 0, size, 0)).to(core.dtype)
             return self._derived(torch.cat([one.factor, two.factor], dim=-1), core, one.diag + two.diag)
-        return super().__add__(other)
+        closed = not isinstance(other, LinearOperator) or isinstance(other, (RootLinearOperator, ZeroLinearOperator))
+        return super().__add__(other) if closed else sum_of(self, other) or super().__add__(other)
 
     # Solves and determinants
 

@@ -1,20 +1,29 @@
-"""What matrix-free operators share: several right-hand sides at once, entries by columns, noise, a way into SciPy."""
+"""Base of matrix-free operators: several right-hand sides at once, entries by columns, noise, a way into SciPy."""
 
 from __future__ import annotations
 
+import warnings
 from abc import abstractmethod
-from functools import cached_property, partial
+from dataclasses import replace
+from functools import cached_property, partial, reduce
 from typing import Any
 
 import scipy.sparse.linalg
 import torch
 from linear_operator import settings
-from linear_operator.operators import DiagLinearOperator, LinearOperator, RootLinearOperator
+from linear_operator.operators import (
+    DiagLinearOperator,
+    LinearOperator,
+    RootLinearOperator,
+    ZeroLinearOperator,
+    to_linear_operator,
+)
 from linear_operator.utils.memoize import cached
 from torch import Tensor
 
+from swing_gp.features.landmarks import AccuracyWarning
 from swing_gp.linalg.gram import white_noise
-from swing_gp.linalg.structure import Products, Structure
+from swing_gp.linalg.structure import LowRank, Products, Structure
 from swing_gp.operators.base import NoisyKernelLinearOperator, Solvable, Structured
 from swing_gp.solvers.sizes import is_dense
 from swing_gp.utils.validation import check_rhs
@@ -82,7 +91,11 @@ class MatrixFreeLinearOperator(Solvable):
         return NoisyKernelLinearOperator(self, DiagLinearOperator(diag.expand(self.shape[-1])))
 
     def __add__(self, other: Any) -> LinearOperator:
-        return self.add_diagonal(other._diagonal()) if isinstance(other, DiagLinearOperator) else super().__add__(other)
+        if isinstance(other, DiagLinearOperator):
+            return self.add_diagonal(other._diagonal())
+        if not isinstance(other, LinearOperator) or isinstance(other, ZeroLinearOperator):
+            return super().__add__(other)
+        return sum_of(self, other) or super().__add__(other)
 
     def _diagonal(self) -> Tensor:
         nodes = torch.arange(self.shape[-1], device=self.device)
@@ -149,6 +162,89 @@ class Scaled(MatrixFreeLinearOperator):
         return None if self.base.noise is None else self.scale * self.base.noise
 
 
+class KernelSum(MatrixFreeLinearOperator):
+    """A sum of covariances, some of which may be linear_operator's own: with our solves, gradients and exact diagonals. Made by
+    :func:`sum_of`; of one term, it brings those to a covariance that has none."""
+
+    def __init__(self, *terms: LinearOperator) -> None:
+        super().__init__(*terms)
+        self.terms = terms
+
+    def _size(self) -> torch.Size:
+        return self.terms[0].shape
+
+    @property
+    def asymmetry(self) -> str | None:
+        return next((term.asymmetry for term in self.terms if isinstance(term, Structured) and term.asymmetry), None)
+
+    def _transpose_nonbatch(self) -> LinearOperator:
+        return self.__class__(*(term._transpose_nonbatch() for term in self.terms))
+
+    def _apply(self, rhs: Tensor) -> Tensor:
+        return reduce(torch.add, (term._matmul(rhs) for term in self.terms))
+
+    def structure(self) -> Structure:
+        most = settings.max_cholesky_size.value()
+        return replace(self.products(), close=self._close, entries=self.explicit, dense_up_to=most)
+
+    def explicit(self) -> Tensor:
+        return reduce(torch.add, (one.explicit() if isinstance(one, Solvable) else one.to_dense() for one in self.terms))
+
+    def to_dense(self) -> Tensor:
+        return reduce(torch.add, (term.to_dense() for term in self.terms))
+
+    def _mul_constant(self, other: float | Tensor) -> LinearOperator:
+        if torch.is_tensor(other) and other.numel() > 1:
+            return super()._mul_constant(other)
+        return self.__class__(*(term._mul_constant(torch.as_tensor(other).reshape(())) for term in self.terms))
+
+    def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
+        return self.__class__(*(to_linear_operator(term[row_index, :][:, col_index]) for term in self.terms))
+
+    def _get_indices(self, row_index: Tensor, col_index: Tensor, *batch_indices: Tensor) -> Tensor:
+        return reduce(torch.add, (term._get_indices(row_index, col_index) for term in self.terms))
+
+    def _diagonal(self) -> Tensor:
+        # Exact, also where a term alone would estimate its own.
+        nodes = torch.arange(self.shape[-1], device=self.device)
+        parts = (
+            term._get_indices(nodes, nodes) if isinstance(term, MatrixFreeLinearOperator) else term._diagonal()
+            for term in self.terms
+        )
+        return reduce(torch.add, parts)
+
+    def samples(self, number: int, generator: torch.Generator | None = None) -> Tensor:
+        if is_dense(self.shape[-1], settings.fast_computations.covar_root_decomposition):
+            return self.dense_root() @ white_noise(self, self.shape[-1], number, generator=generator)
+        return reduce(torch.add, (_samples_of(term, number, generator) for term in self.terms))
+
+    def _close(self, noise: Tensor) -> LowRank | None:
+        """The first term that has something close to it: what others add are few large eigenvalues, or many small ones."""
+        structures = (term.structure() for term in self.terms if isinstance(term, Structured))
+        return next((close for one in structures if (close := one.close(noise)) is not None), None)
+
+
+def _samples_of(term: Any, number: int, generator: torch.Generator | None) -> Tensor:
+    return term.samples(number, generator) if isinstance(term, Structured) else term.zero_mean_mvn_samples(number).mT
+
+
+def sum_of(*terms: LinearOperator) -> KernelSum | None:
+    """The sum of covariances of equal shape without batch dimensions; None for others."""
+    if any(term.dim() != 2 or term.shape != terms[0].shape for term in terms):
+        return None
+    size, columns = terms[0].shape
+    if size == columns > settings.max_cholesky_size.value():
+        warnings.warn(
+            f"GPyTorch predicts with a sum of kernels by conjugate gradients at its own tolerances: at {size} inputs "
+            "deviations may be 0.7 to 1.5 times the exact ones, and a likelihood is an estimate. For dense algebra, exact at "
+            f"the cost of {size} x {size} numbers: gpytorch.settings.max_cholesky_size({size}).",
+            AccuracyWarning,
+            stacklevel=2,
+        )
+    flat = (part for term in terms for part in (term.terms if isinstance(term, KernelSum) else (term,)))
+    return KernelSum(*(term.evaluate_kernel() for term in flat))
+
+
 class Submatrix(MatrixFreeLinearOperator):
     """Rows and columns of an operator: a product is one of the whole, with values scattered and gathered. Made by
     :func:`submatrix`.
@@ -183,7 +279,7 @@ class Submatrix(MatrixFreeLinearOperator):
 
     @cached_property
     def _block(self) -> bool:
-        """Whether it is a principal block of distinct nodes, whose structure is a part of that of the whole."""
+        """True for a principal block of distinct nodes, whose structure is a part of that of the whole."""
         nodes = self.nodes[0]
         return self._principal and not self.base.batch_shape and len(nodes.unique()) == len(nodes)
 

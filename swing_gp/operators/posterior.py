@@ -55,11 +55,11 @@ class Posterior(ABC):
 
     @abstractmethod
     def serves(self, cross: LinearOperator) -> bool:
-        """Whether a covariance between test and training inputs is one of the same kernel, in the same features or modes."""
+        """Decide if a covariance between test and training inputs is of the same kernel, in the same features or modes."""
 
     @abstractmethod
     def mean(self, cross: Any) -> Tensor:  # (*batch, t)
-        """What the observations add to the prior mean."""
+        """The change that the observations make to the prior mean."""
 
     @abstractmethod
     def covariance(self, test: Any, cross: Any) -> LinearOperator:
@@ -86,7 +86,7 @@ def condition(noisy: LinearOperator, offset: Tensor) -> Posterior | None:
 
 
 class LowRankPosterior(Posterior):
-    """In closed form."""
+    """Low-rank posterior, in closed form."""
 
     def __init__(self, noisy: LowRankPlusDiagonal, offset: Tensor) -> None:
         self.noisy, self.offset = noisy, offset
@@ -136,7 +136,7 @@ def _as_cross(block: LowRankCross | LowRankPlusDiagonal) -> LowRankCross:
 
 
 class SolvesPosterior(Posterior):
-    """By linear solves. Every element of a batch may have training inputs of its own, as fantasies do, or test inputs."""
+    """Posterior by linear solves. Elements of a batch may have training inputs of their own, as fantasies, or test inputs."""
 
     block_covariance: type[PosteriorCovariance] = PosteriorCovariance
 
@@ -171,7 +171,7 @@ def _elements(part: Any, batch: torch.Size) -> list[Any]:
 
 
 class ModePosterior(SolvesPosterior):
-    """By linear solves, with means and variances among the modes of a grid where all of them reach the test inputs."""
+    """Posterior by linear solves, with means and variances among the modes of a grid where these reach all test inputs."""
 
     block_covariance = ModePosteriorCovariance
 
@@ -194,7 +194,7 @@ class ModePosterior(SolvesPosterior):
 
 
 class PrecisionPosterior(SolvesPosterior):
-    """By solves with the posterior precision of the nodes: means at all of them from one, and nothing cancels."""
+    """Posterior from the precision of the nodes: means at all of them from one, and nothing cancels."""
 
     block_covariance = PrecisionPosteriorCovariance
 

@@ -22,6 +22,7 @@ from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 from swing_gp.operators.matrix_free import COLUMNS, MatrixFreeLinearOperator
 from swing_gp.solvers.field import FieldPosterior
 from swing_gp.solvers.mode_solver import ModeSolver
+from swing_gp.solvers.observations import field_inputs
 from swing_gp.solvers.precision import NoisyPrecision
 from swing_gp.solvers.protocol import Estimate
 from swing_gp.solvers.sizes import EXACT_VARIANCES, MOST_SOLVED
@@ -158,7 +159,7 @@ class PrecisionPosteriorCovariance(PosteriorCovariance):
 def field_posterior(test: KernelBlock, solver: NoisyPrecision) -> FieldPosterior:
     """The posterior at the rows of a symmetric block."""
     with torch.no_grad():
-        return FieldPosterior(cast(NodePrecision, test.structure()).inputs(), solver)
+        return FieldPosterior(field_inputs(cast(NodePrecision, test.structure())), solver)
 
 
 class NoisyPosteriorCovariance(NoisyKernelLinearOperator):

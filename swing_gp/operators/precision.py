@@ -20,7 +20,7 @@ from swing_gp.features.auto import takes_precision
 from swing_gp.graphs.inputs import Inputs
 from swing_gp.linalg.expansions import chebyshev_coefficients
 from swing_gp.linalg.precision_matrix import MatrixFunction, PrecisionMatrix
-from swing_gp.linalg.structure import FieldInputs, NodeInputs, NodePrecision, Products, SparseMatrix, Structure
+from swing_gp.linalg.structure import NodePrecision, Products, SparseMatrix, Structure
 from swing_gp.operators.adjacency import AdjacencyLinearOperator
 from swing_gp.operators.matrix_free import MatrixFreeLinearOperator
 from swing_gp.operators.sites import Sites, extension_coefficients
@@ -70,7 +70,7 @@ class PrecisionLinearOperator(MatrixFreeLinearOperator):
 
     @cached_property
     def numbers(self) -> PrecisionMatrix:
-        """The same matrix without gradients, to compute with."""
+        """This matrix without gradients, to compute with."""
         with torch.no_grad():
             a, b = self.linear.tolist()
             matrix, roots = sparse_adjacency(self.adjacency)
@@ -97,7 +97,7 @@ class PrecisionLinearOperator(MatrixFreeLinearOperator):
 
     @property
     def _is_power(self) -> bool:
-        """Whether the closed form is the power of a + b x that its order says."""
+        """True where the closed form is the power of a + b x that its order says."""
         if self.inverse.rest is None:
             return True
         x = torch.linspace(*self.interval, 33, dtype=torch.float64)
@@ -115,14 +115,18 @@ class PrecisionLinearOperator(MatrixFreeLinearOperator):
         """
 
         @torch.no_grad()
-        def seen() -> FieldInputs:
-            if bool((inputs.nodes >= 0).all()):
-                return NodeInputs(inputs.nodes, self.shape[-1])
+        def sites() -> Sites:
             leading = series.coefficients(2).detach().to(inputs.points.dtype)
             return Sites(self.adjacency, self.interval, inputs.detach(), self.extension(), leading)
 
-        size = self.shape[-1]
-        return NodePrecision(**vars(products), num_nodes=size, precision=lambda: self.numbers, inputs=seen, scale=scale)
+        return NodePrecision(
+            **vars(products),
+            num_nodes=self.shape[-1],
+            precision=lambda: self.numbers,
+            nodes=inputs.nodes,
+            off_graph=None if bool((inputs.nodes >= 0).all()) else sites,
+            scale=scale,
+        )
 
     def structure(self) -> Structure:
         return SparseMatrix(**vars(self.products()), matrix=lambda: self.numbers)

@@ -22,8 +22,9 @@ class Dense:
 
     @cached_property
     def factor(self) -> Tensor:  # (n, n), float64
-        size, like = self.matrix.size, self.matrix.like
-        dense = self.matrix.product(torch.eye(size, dtype=like.dtype, device=like.device)).double()
+        matrix, size, like = self.matrix, self.matrix.size, self.matrix.like
+        eye = torch.eye(size, dtype=like.dtype, device=like.device)
+        dense = (matrix.product(eye) if matrix.entries is None else matrix.entries()).double()
         dense = 0.5 * (dense + dense.mT)
         return psd_safe_cholesky(dense if self.noise is None else dense + self.noise.double().expand(size).diag())
 
@@ -57,5 +58,6 @@ class DenseLowRank:
 
     def inv_quad_logdet(self, rhs: Tensor, probes: int) -> tuple[Tensor, Tensor]:
         doubled = rhs.double()
-        terms = (doubled * torch.linalg.lu_solve(*self._factors, doubled)).sum(-2)
-        return terms, self._factors[0].diagonal(dim1=-2, dim2=-1).abs().log().sum(-1, keepdim=True)
+        lu, pivots = self._factors
+        terms = (doubled * torch.linalg.lu_solve(lu, pivots, doubled)).sum(-2)
+        return terms, lu.diagonal(dim1=-2, dim2=-1).abs().log().sum(-1, keepdim=True)

@@ -50,7 +50,7 @@ class FieldPosterior:
         return result - self._crossed(self.observed.solve(self._back(values))) if self._shares else result
 
     def mean(self, node_mean: Tensor, weights: Tensor) -> Tensor:  # (N, k), (n, k) -> (t, k)
-        """From the mean at the nodes and the solution of the observations."""
+        """Carry the mean at the nodes and the solution of the observations over to the test inputs."""
         result = self.inputs.from_nodes(node_mean)
         return result + self._crossed(weights) if self._shares else result
 

@@ -41,7 +41,7 @@ class Gradients(Protocol):
     """
 
     def __call__(self, one: Pair, two: Pair, logdet: Pair, weights: Tensor | None) -> tuple[Tensor | None, ...]:
-        r"""Of :math:`\sum f^\top A^{-1} g + \sum u^\top A\, p`.
+        r"""Differentiate :math:`\sum f^\top A^{-1} g + \sum u^\top A\, p`.
 
         :param one: columns f, and their solutions.
         :param two: columns g, and their solutions.

@@ -28,7 +28,7 @@ from swing_gp.solvers.protocol import Estimate, Report, Solved
 # Coordinates of right-hand sides that are solved for at once.
 AT_ONCE = 2**22
 # Random signs of estimated variances that are solved for at once, and the relative standard error at which they are enough.
-BATCH, ENOUGH = 16, 2e-3
+SIGN_BATCH, SIGN_ERROR = 16, 2e-3
 
 
 class ModeSolver:
@@ -121,12 +121,12 @@ class ModeSolver:
             return Estimate.exact(variances.to(test.like))
         signs = frozen_signs(len(left), probes, torch.float64, variances.device)
         terms: list[Tensor] = []
-        for part in signs.split(BATCH, dim=-1):  # until they say enough
+        for part in signs.split(SIGN_BATCH, dim=-1):  # until they say enough
             weights = self.weights_posterior.beyond_leading(self.project(points, scale, part))
             terms.append(variances.unsqueeze(-1) + part * self.evaluate(points, scale, weights))
             mean, scatter = torch.cat(terms, -1).mean(-1), torch.cat(terms, -1).std(-1).detach()
-            error = scatter / (len(terms) * BATCH) ** 0.5
-            if bool(error.norm() <= ENOUGH * mean.detach().norm()):
+            error = scatter / (len(terms) * SIGN_BATCH) ** 0.5
+            if bool(error.norm() <= SIGN_ERROR * mean.detach().norm()):
                 break
         if not bool(scatter.norm() <= 2**0.5 * mean.detach().norm()):
             return None

@@ -43,7 +43,7 @@ MOST_TERMS = 512
 # Modes whose part of S differs from one by less than this need no preconditioner.
 NEGLIGIBLE = 0.02
 # Numbers that the polynomials of a backward pass may keep at once.
-KEPT = 2**26
+KEPT_NUMBERS = 2**26
 REFINEMENTS = 4
 LOGDET_OF_MODES = (
     "Second derivatives of a log-determinant among the modes of a Fourier grid are not known, whose value is an estimate: "
@@ -69,12 +69,12 @@ class Prior:
         self.modes, self.root, self.symbol, self.coefficients, self.interval = modes, root, symbol, coefficients, interval
 
     def dense(self, symbol: Tensor, some: Tensor | slice = slice(None)) -> Tensor:  # (p, p)
-        """Of some modes, the matrix of a symbol between the roots of weights."""
+        """The matrix of a symbol between the roots of weights, for some modes."""
         root = self.modes.spread(self.root)[some]
         return root.unsqueeze(-1) * self.modes.matrix(symbol, some) * root
 
     def through(self, symbol: Tensor, modes: Tensor) -> Tensor:  # (k, *modes) -> (k, *modes)
-        """The same matrix, of all modes, by FFTs."""
+        """Products with that matrix of all modes, by FFTs."""
         return self.root * toeplitz_product(symbol, self.root * modes)
 
     def polynomial(self, coefficients: Tensor, modes: Tensor) -> Tensor:  # (k, *modes) -> (k, *modes)
@@ -101,7 +101,7 @@ class Prior:
 
 
 class DenseModes:
-    """As dense matrices; derivatives are those of plain torch.
+    """Weights of modes by dense matrices; derivatives are those of plain torch.
 
     :param precision: the symbol of G.
     """
@@ -126,7 +126,7 @@ class DenseModes:
 
 
 class IterativeModes:
-    """By conjugate gradients, whose products are FFTs.
+    """Weights of modes by conjugate gradients, whose products are FFTs.
 
     :param precision: the symbol of G.
     :param root: coefficients of the root of h.
@@ -143,7 +143,7 @@ class IterativeModes:
         return self.prior.root, self.prior.symbol, self.prior.coefficients, self.precision, self.root
 
     def at(self, root: Tensor, symbol: Tensor, coefficients: Tensor, precision: Tensor, half: Tensor) -> IterativeModes:
-        """The same system of other tensors."""
+        """This system, made of other tensors."""
         return IterativeModes(Prior(self.modes, root, symbol, coefficients, self.prior.interval), precision, half)
 
     # Products, of coordinates (P, k)
@@ -223,7 +223,7 @@ class IterativeModes:
         return self.preconditioner.posterior()
 
     def beyond_leading(self, projected: Tensor) -> Tensor:  # (P, k) -> (P, k)
-        r"""What :math:`\Sigma f` has besides the part of :meth:`leading`, to the few digits that estimates need."""
+        r"""The part of :math:`\Sigma f` beyond :meth:`leading`, to the few digits that estimates need."""
         some, core, rest = self.leading()
         close = (rest.unsqueeze(-1) * projected).index_copy(0, some, core @ projected[some])
         return self.iterate(projected, ROUGH * self.size(projected))[0] - close
@@ -242,7 +242,7 @@ class IterativeModes:
             return list(followed(lambda *tensors: getattr(self.at(*tensors), form)(right), self.tensors, left))
         terms = len(self.root) * self.prior.symbol.numel()
         totals: list[Any] = [None] * len(self.tensors)
-        for one, two in zip(*(x.split(max(1, KEPT // terms), dim=-1) for x in (left, right)), strict=True):
+        for one, two in zip(*(x.split(max(1, KEPT_NUMBERS // terms), dim=-1) for x in (left, right)), strict=True):
             with torch.enable_grad():
                 tensors = [tensor.detach().requires_grad_() for tensor in self.tensors]
                 value = (one * getattr(self.at(*tensors), form)(two)).sum()
@@ -260,7 +260,7 @@ class IterativeModes:
         return tuple(_sum(a, b) for a, b in zip(posterior, found, strict=True))
 
     def gradients_of_posterior(self, one: tuple[Tensor, Tensor], two: tuple[Tensor, Tensor]) -> list[Tensor]:
-        r"""Of :math:`\sum f^\top \Sigma g`, from f and :math:`\Sigma f`, g and :math:`\Sigma g`."""
+        r"""Differentiate :math:`\sum f^\top \Sigma g`, given f and :math:`\Sigma f`, g and :math:`\Sigma g`."""
         (f, solved_f), (g, solved_g) = one, two
         prior = self.gradients(f - self._precision(solved_f), g - self._precision(solved_g), "_covariance")
         return [_sum(a, b) for a, b in zip(prior, self.gradients(-solved_f, solved_g, "_precision"), strict=True)]

@@ -12,12 +12,39 @@ import torch
 from torch import Tensor
 
 from swing_gp.linalg.conjugate_gradients import conjugate_gradients
-from swing_gp.linalg.structure import Action, FieldInputs
+from swing_gp.linalg.structure import Action, FieldInputs, NodePrecision
 from swing_gp.solvers.sizes import MOST_DENSE
 from swing_gp.utils.copies import WithoutCaches
 
 # Relative residual of solves with T, which lie inside others. Its eigenvalues are close together.
 INNER_TOL = 1e-13
+
+
+class NodeInputs:
+    """Inputs that are nodes: L picks their values, and e is zero.
+
+    :param nodes: ids, (n,), any of them several times.
+    """
+
+    identity = 0.0
+
+    def __init__(self, nodes: Tensor, num_nodes: int) -> None:
+        self.nodes, self.num_nodes = nodes, num_nodes
+        self.off = torch.zeros_like(nodes, dtype=torch.bool)
+
+    def from_nodes(self, values: Tensor) -> Tensor:
+        return values[self.nodes]
+
+    def to_nodes(self, values: Tensor) -> Tensor:
+        return values.new_zeros(self.num_nodes, values.shape[-1]).index_add(0, self.nodes, values)
+
+    def own(self, other: FieldInputs) -> Action:
+        return lambda values: values.new_zeros(len(self.nodes), values.shape[-1])
+
+
+def field_inputs(structure: NodePrecision) -> FieldInputs:
+    """The inputs of a kernel seen from the nodes."""
+    return NodeInputs(structure.nodes, structure.num_nodes) if structure.off_graph is None else structure.off_graph()
 
 
 class Observations(WithoutCaches):

@@ -28,7 +28,7 @@ from swing_gp.solvers import sizes
 from swing_gp.solvers.dense import Dense, DenseLowRank
 from swing_gp.solvers.iterative import ConjugateGradients
 from swing_gp.solvers.mode_solver import ModeSolver, prior_of
-from swing_gp.solvers.observations import Observations
+from swing_gp.solvers.observations import Observations, field_inputs
 from swing_gp.solvers.precision import NodeSolver, NoisyPrecision
 from swing_gp.solvers.protocol import Solver
 from swing_gp.solvers.woodbury import ClosedForm
@@ -46,7 +46,7 @@ def solver_for(structure: Structure, noise: Tensor | None = None, *, fast: bool 
         return NodeSolver(structure.matrix(), "the inverse of a sparse precision: multigrid")
     if noise is not None and isinstance(structure, NodePrecision) and (solver := _precision(structure, noise)):
         return solver
-    most = sizes.DENSE if fast else sizes.MOST_DENSE
+    most = max(sizes.DENSE_ROWS if fast else sizes.MOST_DENSE, 0 if noise is None else structure.dense_up_to)
     if structure.size <= most:
         return Dense(structure, noise, f"up to {most} rows a dense factor is cheapest")
     if noise is not None and isinstance(structure, Modes) and (solver := _modes(structure, noise)):
@@ -67,7 +67,7 @@ def _precision(structure: NodePrecision, noise: Tensor) -> Solver | None:
     scale, noise = float(structure.scale), noise.detach().expand(structure.size)
     if few or scale <= 0 or not bool((noise > 0).all()):
         return None
-    observations = Observations(structure.inputs(), noise.double() / scale)
+    observations = Observations(field_inputs(structure), noise.double() / scale)
     return NoisyPrecision(structure.precision(), observations, scale, "the kernel has a sparse inverse on the graph")
 
 
@@ -81,7 +81,7 @@ def _modes(structure: Modes, noise: Tensor) -> Solver | None:
     number = len(prior.modes)
     if number <= sizes.DENSE_MODES:
         return ModeSolver(structure, noise, prior, None, f"{number} modes: closed form among them")
-    half = prior.root_coefficients(sizes.ROOT_TOL * waves.tol)
+    half = prior.root_coefficients(sizes.MODE_ROOT_TOL * waves.tol)
     if half is None:  # h comes too close to zero
         return None
     return ModeSolver(

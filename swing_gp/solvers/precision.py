@@ -31,15 +31,14 @@ from swing_gp.linalg.gram import frozen_signs
 from swing_gp.linalg.multigrid import Multigrid
 from swing_gp.linalg.precision_matrix import COLUMNS, Action, PrecisionMatrix
 from swing_gp.linalg.sparse_factor import SparseFactor, predicted_fill, sparse_power
-from swing_gp.linalg.structure import NodeInputs
-from swing_gp.solvers.observations import Observations
+from swing_gp.solvers.observations import NodeInputs, Observations
 from swing_gp.solvers.protocol import Quadrature, Report, Solved
 from swing_gp.solvers.sizes import EXACT_TRACE, MOST_DENSE, MOST_FILL
 from swing_gp.utils.copies import WithoutCaches
 
 # Relative errors: of solves, and of samples, which are a few; what a second solve may be asked for where digits cancel.
-SOLVE_TOL, SAMPLE_TOL, LEAST_SHARE = 1e-9, 1e-6, 1e-6
-MAX_STEPS = 1000
+NODE_TOL, SAMPLE_TOL, LEAST_SHARE = 1e-9, 1e-6, 1e-6
+MOST_NODE_STEPS = 1000
 # Samples that marginal variances come from.
 VARIANCE_SAMPLES = 32
 # Steps and residual of the Lanczos quadrature of log-determinants.
@@ -59,7 +58,7 @@ class NoisyPrecision(WithoutCaches):
 
     @classmethod
     def at_nodes(cls, precision: PrecisionMatrix, nodes: Tensor, noise: Tensor, scale: float = 1.0) -> NoisyPrecision:
-        """From the ids of observed nodes, (n,), and the noise of the observations."""
+        """Observe nodes, by their ids, (n,), with noise of each observation."""
         return cls(precision, Observations(NodeInputs(nodes, precision.size), noise.double() / scale), scale)
 
     @cached_property
@@ -95,7 +94,7 @@ class NoisyPrecision(WithoutCaches):
 
     def _solve(self, rhs: Tensor, tol: float) -> tuple[Tensor, list[float]]:  # (N, k), renumbered
         """Some columns at a time: the solution, and the residuals of the part that took longest."""
-        options: dict[str, Any] = {"tol": tol, "max_iterations": MAX_STEPS, "energy": True}
+        options: dict[str, Any] = {"tol": tol, "max_iterations": MOST_NODE_STEPS, "energy": True}
         found = [
             conjugate_gradients(self._product, part, precondition=self._precondition, **options)
             for part in rhs.split(COLUMNS, dim=-1)
@@ -115,11 +114,11 @@ class NoisyPrecision(WithoutCaches):
 
     # Solves
 
-    def node_solve(self, rhs: Tensor, tol: float = SOLVE_TOL) -> Tensor:  # (N, k)
+    def node_solve(self, rhs: Tensor, tol: float = NODE_TOL) -> Tensor:  # (N, k)
         r""":math:`M^{-1} b`: columns of the posterior covariance of the nodes, without the scale."""
         return self.precision.numbered(self._solve(self.precision.renumbered(rhs), tol)[0])
 
-    def condition(self, values: Tensor, tol: float = SOLVE_TOL) -> tuple[Tensor, Tensor, list[float]]:
+    def condition(self, values: Tensor, tol: float = NODE_TOL) -> tuple[Tensor, Tensor, list[float]]:
         r"""The posterior mean at all nodes, (N, k), :math:`(L K L^\top + T)^{-1} y`, (n, k), and the residuals of the steps.
 
         :param values: observations with prior mean zero, (n, k).
@@ -141,7 +140,7 @@ class NoisyPrecision(WithoutCaches):
     @torch.no_grad()
     def solve(self, rhs: Tensor, tol: float | None = None, max_steps: int | None = None) -> Solved:
         """Solve with the covariance of the observations; residuals are those of the system that is solved for the nodes."""
-        _, weights, residuals = self.condition(rhs, SOLVE_TOL if tol is None else min(tol, SOLVE_TOL))
+        _, weights, residuals = self.condition(rhs, NODE_TOL if tol is None else min(tol, NODE_TOL))
         return Solved((weights / self.scale).to(rhs.dtype), Report(self.method, self.reason, tuple(residuals)))
 
     def for_adjoint(self, rhs: Tensor) -> NoisyPrecision:
@@ -226,7 +225,7 @@ class NoisyPrecision(WithoutCaches):
         return fixed + self._lanczos(probes)
 
     def _dense_logdet(self) -> float:
-        """Of M over Q, on small graphs."""
+        """Dense log det M - log det Q, on small graphs."""
         precision = self.precision
         base = torch.from_numpy(precision.base.toarray())
         eye = torch.eye(precision.size, dtype=torch.float64)
@@ -263,7 +262,7 @@ class NoisyPrecision(WithoutCaches):
         return seen.inputs.from_nodes(kernel) + seen.product(v)
 
     def _lanczos(self, probes: int) -> Tensor:
-        """Of M over Q where all observations are of nodes, of the covariance elsewhere."""
+        """Lanczos quadrature for log det M - log det Q where all observations are of nodes, for the covariance elsewhere."""
         seen = self.observations
         root = seen.noise.sqrt().unsqueeze(-1) if seen.diagonal else torch.ones((), dtype=torch.float64)
         starts = frozen_signs(len(seen.noise), probes, torch.float64, torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""What solvers share: the verbs, and what they hand back.
+"""Protocol of solvers: the verbs, and the results that they hand back.
 
 A solver is made for one matrix, a covariance with or without noise, and computes numbers. Closed forms are plain torch, which
 autograd differentiates. The others say so (``differentiable``), and :mod:`swing_gp.solvers.implicit` differentiates them.
@@ -33,7 +33,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Report:
-    """How a system was solved.
+    """Account of a solve.
 
     :ivar method: one word.
     :ivar reason: why this method was taken.
@@ -87,11 +87,11 @@ class Solver(Protocol):
 
     @property
     def differentiable(self) -> bool:
-        """Whether plain autograd is right for all results."""
+        """True where plain autograd is right for all results."""
 
     @property
     def posterior(self) -> str:
-        """Which of the posteriors of :mod:`swing_gp.operators.posterior` knows this solver."""
+        """Name of the posterior in :mod:`swing_gp.operators.posterior` that knows this solver."""
 
     def solve(self, rhs: Tensor, tol: float | None = None, max_steps: int | None = None) -> Solved:
         """Solve to a relative residual, by default that of :func:`swing_gp.solvers.sizes.solve_tolerance`."""

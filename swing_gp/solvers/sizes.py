@@ -23,21 +23,21 @@ import torch
 from linear_operator import settings
 
 # Nodes up to which a dense factor is made, and up to which a user may ask for one.
-DENSE, MOST_DENSE = 800, 2000
+DENSE_ROWS, MOST_DENSE = 800, 2000
 # Nodes up to which a diagonal is exact, and inputs up to which posterior variances are solved for.
 EXACT_DIAGONAL, EXACT_VARIANCES = 2048, 512
 # Observations of a graph of up to MOST_DENSE nodes up to which dense algebra is cheaper than the precision of the nodes.
-FEW_OBSERVATIONS = DENSE
+FEW_OBSERVATIONS = DENSE_ROWS
 # Observations up to which the gradient of a log-determinant in precision form is exact, from a solve for each.
 EXACT_TRACE = 64
 # Entries of sparse factors up to which log-determinants come from them: some 0.6 GB.
 MOST_FILL = 4e7
 # Relative error of the root of h that conjugate gradients among modes need, as a share of the tolerance of the grid.
-ROOT_TOL = 0.05
+MODE_ROOT_TOL = 0.05
 # Columns times nodes up to which variances in precision form are solved for one by one.
 MOST_SOLVED = 2**24
 # Relative residual of conjugate gradients. linear_operator's default, 1 in training and 0.01 otherwise, gives wrong gradients.
-SOLVE_TOL = {torch.float32: 1e-4, torch.float64: 1e-6}
+RESIDUAL = {torch.float32: 1e-4, torch.float64: 1e-6}
 TRACE_SAMPLES = 10
 # Modes up to which systems among them are dense, and the largest dense block of a preconditioner there.
 DENSE_MODES, LEADING_MODES = 1024, 1024
@@ -46,15 +46,15 @@ POINTS_PER_OBSERVATION = 100
 
 
 def is_dense(size: int, fast: Any) -> bool:
-    """Whether a matrix-free operator of this size is solved with as a dense matrix.
+    """Decide if a matrix-free operator of this size is solved with as a dense matrix.
 
     :param fast: the switch of linear_operator for this kind of computation, such as ``fast_computations.solves``.
     """
-    return size <= (DENSE if fast.on() else MOST_DENSE)
+    return size <= (DENSE_ROWS if fast.on() else MOST_DENSE)
 
 
 def among_modes(observations: int, grid: int, terms: int) -> bool:
-    """Whether a grid kernel with noise is solved with among its modes, by the work of a step of conjugate gradients.
+    """Decide if a grid kernel with noise is solved with among its modes, by the work of a step of conjugate gradients.
 
     Among the observations a step takes a polynomial of FFTs and, for every observation, two transforms and its part of a
     preconditioner; among the modes it takes the polynomial of the root twice, and nothing else.
@@ -67,7 +67,7 @@ def among_modes(observations: int, grid: int, terms: int) -> bool:
 
 def solve_tolerance(dtype: torch.dtype) -> float:
     """The relative residual to reach, whatever looser one is set."""
-    return min(SOLVE_TOL[dtype], settings.cg_tolerance.value())
+    return min(RESIDUAL[dtype], settings.cg_tolerance.value())
 
 
 def num_probes() -> int:

@@ -45,7 +45,7 @@ PARAMETER = {"nearest": "raw_kappa", "precision": "raw_kappa", "landmarks": "raw
 @pytest.fixture(params=["dense", "iterative"])
 def size(request, monkeypatch):
     if request.param == "iterative":
-        monkeypatch.setattr(sizes, "DENSE", 2)
+        monkeypatch.setattr(sizes, "DENSE_ROWS", 2)
         monkeypatch.setattr(sizes, "FEW_OBSERVATIONS", 2)
     return request.param
 

@@ -196,7 +196,7 @@ def test_units_do_not_matter(size, kernel, options):
 
 @pytest.mark.parametrize(("features", "method"), [("landmarks", "woodbury"), ("grid", "pcg"), ("neighbors", "cg")])
 def test_solve_says_how(features, method, monkeypatch):
-    monkeypatch.setattr(sizes, "DENSE", 299)
+    monkeypatch.setattr(sizes, "DENSE_ROWS", 299)
     graph = ImplicitGraph(cloud(300, 2), Gaussian(0.1))
     operator = graph_kernel(
         graph, Diffusion(2.0), features=features, tol=1e-9, num_features=300 if method == "woodbury" else None

@@ -57,7 +57,7 @@ def noisy_method(form):
 @pytest.fixture(params=["dense", "iterative"])
 def form(request, monkeypatch):
     """Systems of a few hundred nodes among the modes: as dense matrices, or by conjugate gradients."""
-    monkeypatch.setattr(sizes, "DENSE", 10)
+    monkeypatch.setattr(sizes, "DENSE_ROWS", 10)
     monkeypatch.setattr(grid, "DENSE_GRID", 0)
     monkeypatch.setattr(sizes, "POINTS_PER_OBSERVATION", 10**9)
     monkeypatch.setattr(sizes, "DENSE_MODES", 10**6 if request.param == "dense" else 0)

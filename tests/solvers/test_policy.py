@@ -49,7 +49,7 @@ def implicit(features, **options):
 @pytest.fixture(params=["small", "large"])
 def size(request, monkeypatch):
     if request.param == "large":
-        for name, value in {"DENSE": 2, "FEW_OBSERVATIONS": 2, "POINTS_PER_OBSERVATION": 10**9}.items():
+        for name, value in {"DENSE_ROWS": 2, "FEW_OBSERVATIONS": 2, "POINTS_PER_OBSERVATION": 10**9}.items():
             monkeypatch.setattr(sizes, name, value)
         monkeypatch.setattr("swing_gp.features.grid.DENSE_GRID", 0)
     return request.param
@@ -92,7 +92,7 @@ def test_records_multiply_as_their_operators(name, size):
 
 
 def test_users_switch_fast_computations_off(monkeypatch):
-    monkeypatch.setattr(sizes, "DENSE", 2)
+    monkeypatch.setattr(sizes, "DENSE_ROWS", 2)
     noisy = implicit("pairwise").add_diagonal(NOISE)
     assert (noisy.solver().method, noisy.solver(fast=False).method) == ("cg", "dense")
     with settings.fast_computations(solves=False):
@@ -110,7 +110,7 @@ def test_solvers_are_kept_unless_autograd_follows_them(monkeypatch):
     assert noisy.solver() is not kept  # its factor has no gradient
     (slope,) = torch.autograd.grad(noisy.solve(Y).sum(), time)
     assert float(slope) != 0
-    monkeypatch.setattr(sizes, "DENSE", 2)
+    monkeypatch.setattr(sizes, "DENSE_ROWS", 2)
     fresh = graph_kernel(graph, Diffusion(time), features="pairwise").add_diagonal(NOISE)
     assert fresh.solver() is fresh.solver()  # numbers, whose derivatives come from the operator
     torch.testing.assert_close(torch.autograd.grad(fresh.solve(Y).sum(), time)[0], slope, rtol=1e-4, atol=0)
@@ -123,7 +123,7 @@ def test_solvers_are_kept_unless_autograd_follows_them(monkeypatch):
 
 
 def test_a_kernel_without_noise_has_no_solver_that_needs_some(monkeypatch):
-    monkeypatch.setattr(sizes, "DENSE", 2)
+    monkeypatch.setattr(sizes, "DENSE_ROWS", 2)
     monkeypatch.setattr(sizes, "FEW_OBSERVATIONS", 2)
     kernel = graph_kernel(knn_graph(POINTS, 6), Matern(2.0, 5.0))
     assert kernel.solver().method == "cg"
