@@ -49,12 +49,14 @@ python_maximum_signature_line_length = 100
 nitpicky = True
 nitpick_ignore_regex = [
     ("py:.*", r"(abc|argparse|collections|gpytorch|linear_operator|np|numpy|os|pathlib|scipy|sklearn|torch)\..*"),
-    ("py:.*", r"Any|Axes|Callable|Figure|Interval|Kernel|LinearOperator|Path|Prior|Sequence|Tensor"),
+    ("py:.*", r"Any|ArrayLike|Axes|Callable|Figure|Interval|Kernel|LinearOperator|Path|Prior|Sequence|Tensor"),
+    # Modules have no pages of their own.
+    ("py:mod", r"swing_gp\..*"),
     # Bases and types in signatures that nobody has to make by hand.
     (
         "py:class",
-        r"swing_gp\.(linalg|operators|utils|graphs.inputs|features.neighbors)\..*|dict\[str"
-        r"|swing_gp\..*\.(_Binomial|_MaternEdge|_?Map|_?Mask|FeatureMapT|GraphT|ScoredFamily)",
+        r"swing_gp\.(linalg|solvers|operators|utils|graphs.inputs|features.neighbors)\..*|dict\[str"
+        r"|swing_gp\..*\.(_Binomial|_MaternEdge|_?Map|_?Mask|Alternative|FeatureMapT|GraphT|ScoredFamily|SmoothEdge)",
     ),
 ]
 

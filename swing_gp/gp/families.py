@@ -30,7 +30,7 @@ class DiffusionKernel(GraphKernel):
     :param time_prior: a prior of t, or None.
     :param time_constraint: the constraint of t; positive if None.
 
-    Other parameters are those of :class:`GraphKernel`.
+    Other parameters are those of :class:`~swing_gp.gp.graph_kernel.GraphKernel`.
     """
 
     time = constrained("time", "The diffusion time t.")

@@ -45,7 +45,7 @@ LEAST_LINK = 0.1
 
 
 class KNNGraph(SparseGraph):
-    """The graph of the k nearest neighbours, as :func:`knn_graph` makes it; arguments are the same, and checked there.
+    """The graph of the k nearest neighbours, as :func:`~swing_gp.knn_graph` makes it, where the arguments are checked.
 
     :ivar k: the number of neighbours.
     :ivar bandwidth: ``"local"`` or one number.

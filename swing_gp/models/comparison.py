@@ -29,7 +29,7 @@ class Row:
     :ivar score: on the held-out values.
     :ivar seconds: that it took.
     :ivar expected: the score to expect on other values, by which rows are compared. It is the score itself, unless that is the
-        best of many on few values (:func:`~swing_gp.models.scores.cross_fitted`).
+        best of many on few values (``cross_fitted`` of :mod:`swing_gp.models.scores`).
     """
 
     family: str

@@ -48,7 +48,7 @@ class CoordinateGP:
     :ivar points: coordinates of the nodes, (N, d), centred, with a total variance of one.
     :ivar coordinates: the graph's part of the extended coordinates, or None.
     :ivar noise: the noise variance over the variance of the GP.
-    :ivar mean: the trend, one of :data:`~swing_gp.gp.trend.MEANS`. Where values are many its constant is estimated among those
+    :ivar mean: the trend, one of ``MEANS``. Where values are many its constant is estimated among those
         that a prediction is given, and its slopes from a sample.
     """
 

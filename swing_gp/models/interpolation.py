@@ -297,7 +297,7 @@ def _weighted(operator: Any, known: Tensor, columns: Tensor, *, normalized: bool
 
 def _is_trend(basis: Tensor, columns: Tensor) -> bool:  # (n, p), (n, k)
     """Whether more values than the trend has coefficients are the trend, but for rounding: nothing else says anything more."""
-    return len(basis) > basis.shape[1] and not bool(left_by_line(basis, columns).any())
+    return len(basis) > basis.shape[1] and not bool(left_by_line(basis.to(columns.dtype), columns).any())
 
 
 def _check_rule(rule: str, noise: float | None, series: Series | None, walks: Walks | None) -> None:

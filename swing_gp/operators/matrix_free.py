@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property, partial, reduce
 from typing import Any
@@ -181,17 +182,17 @@ class KernelSum(MatrixFreeLinearOperator):
         return self.__class__(*(term._transpose_nonbatch() for term in self.terms))
 
     def _apply(self, rhs: Tensor) -> Tensor:
-        return reduce(torch.add, (term._matmul(rhs) for term in self.terms))
+        return _total(term._matmul(rhs) for term in self.terms)
 
     def structure(self) -> Structure:
         most = settings.max_cholesky_size.value()
         return replace(self.products(), close=self._close, entries=self.explicit, dense_up_to=most)
 
     def explicit(self) -> Tensor:
-        return reduce(torch.add, (one.explicit() if isinstance(one, Solvable) else one.to_dense() for one in self.terms))
+        return _total(term.explicit() if isinstance(term, Solvable) else term.to_dense() for term in self.terms)
 
     def to_dense(self) -> Tensor:
-        return reduce(torch.add, (term.to_dense() for term in self.terms))
+        return _total(term.to_dense() for term in self.terms)
 
     def _mul_constant(self, other: float | Tensor) -> LinearOperator:
         if torch.is_tensor(other) and other.numel() > 1:
@@ -202,26 +203,29 @@ class KernelSum(MatrixFreeLinearOperator):
         return self.__class__(*(to_linear_operator(term[row_index, :][:, col_index]) for term in self.terms))
 
     def _get_indices(self, row_index: Tensor, col_index: Tensor, *batch_indices: Tensor) -> Tensor:
-        return reduce(torch.add, (term._get_indices(row_index, col_index) for term in self.terms))
+        return _total(term._get_indices(row_index, col_index) for term in self.terms)
 
     def _diagonal(self) -> Tensor:
         # Exact, also where a term alone would estimate its own.
         nodes = torch.arange(self.shape[-1], device=self.device)
-        parts = (
+        return _total(
             term._get_indices(nodes, nodes) if isinstance(term, MatrixFreeLinearOperator) else term._diagonal()
             for term in self.terms
         )
-        return reduce(torch.add, parts)
 
     def samples(self, number: int, generator: torch.Generator | None = None) -> Tensor:
         if is_dense(self.shape[-1], settings.fast_computations.covar_root_decomposition):
             return self.dense_root() @ white_noise(self, self.shape[-1], number, generator=generator)
-        return reduce(torch.add, (_samples_of(term, number, generator) for term in self.terms))
+        return _total(_samples_of(term, number, generator) for term in self.terms)
 
     def _close(self, noise: Tensor) -> LowRank | None:
         """The first term that has something close to it: what others add are few large eigenvalues, or many small ones."""
         structures = (term.structure() for term in self.terms if isinstance(term, Structured))
         return next((close for one in structures if (close := one.close(noise)) is not None), None)
+
+
+def _total(parts: Iterator[Tensor]) -> Tensor:
+    return reduce(torch.add, parts)
 
 
 def _samples_of(term: Any, number: int, generator: torch.Generator | None) -> Tensor:

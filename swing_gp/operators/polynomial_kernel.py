@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from linear_operator import settings
@@ -16,12 +18,14 @@ from torch import Tensor
 from swing_gp.features.base import DenseFeatures, FeatureMap, NodeFeatures
 from swing_gp.graphs.inputs import Inputs
 from swing_gp.graphs.sparse import SparseGraph
+from swing_gp.linalg.gram import symmetric_function
 from swing_gp.linalg.polynomial import spectral_radius
 from swing_gp.linalg.structure import Products, Structure
 from swing_gp.operators.adjacency import AdjacencyLinearOperator, adjacency
 from swing_gp.operators.kernel_block import MatrixFreeKernel
 from swing_gp.operators.precision import PrecisionLinearOperator, precision_of
 from swing_gp.series.base import Series
+from swing_gp.solvers.sizes import MOST_DENSE
 
 # Relative error of the square root that samples are drawn with.
 ROOT_TOL = 1e-6
@@ -34,9 +38,15 @@ class SeriesLinearOperator(MatrixFreeKernel):
     """
 
     def __init__(
-        self, adjacency: AdjacencyLinearOperator, coefficients: Tensor, *, interval: tuple[float, float], series: Series
+        self,
+        adjacency: AdjacencyLinearOperator,
+        coefficients: Tensor,
+        *,
+        interval: tuple[float, float],
+        series: Series,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(adjacency, coefficients, interval=interval, series=series)
+        super().__init__(adjacency, coefficients, interval=interval, series=series, **kwargs)
         self.adjacency, self.coefficients, self.interval = adjacency, coefficients, interval
         self.series, self.features, self.graph = series, adjacency.features, adjacency.graph
 
@@ -119,8 +129,7 @@ class SeriesLinearOperator(MatrixFreeKernel):
             nodes = rhs.new_zeros(size, rhs.shape[-1]).index_add(0, columns.nodes[on_columns], rhs[on_columns])
             others = root * features.evaluate_adjoint(theirs, off_columns * rhs[~on_columns])
             at_nodes = self._apply(nodes) - leading[0] * nodes + self._polynomial(remainder, others)
-            both = torch.cat([nodes, others], -1), torch.stack([remainder, through], -1).repeat_interleave(rhs.shape[-1], -1)
-            inner, outer = self._polynomial(both[1], both[0]).chunk(2, -1)
+            inner, outer = self._pair((remainder, through), (nodes, others))
             off = off_rows * features.evaluate(ours, root * (inner + outer))
             result = rhs.new_zeros(len(rows.nodes), rhs.shape[-1])
             result = result.index_put((on_rows,), at_nodes[rows.nodes[on_rows]])
@@ -128,11 +137,75 @@ class SeriesLinearOperator(MatrixFreeKernel):
 
         return product
 
+    def _pair(self, functions: tuple[Tensor, Tensor], rhs: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Two polynomials, of a right-hand side each, at once."""
+        number = rhs[0].shape[-1]
+        one, two = self._polynomial(torch.stack(functions, -1).repeat_interleave(number, -1), torch.cat(rhs, -1)).chunk(2, -1)
+        return one, two
+
     def draw(self, x: Tensor, number: int, generator: torch.Generator | None = None) -> Tensor:
         raise ValueError(
             f"{type(self.features).__name__} sample at nodes only: off the graph their kernel has no root. Give nodes "
             "as inputs, or use features='grid' or 'landmarks'."
         )
+
+
+class EigenvalueLinearOperator(SeriesLinearOperator):
+    r"""The kernel of at most 2,000 nodes from all eigenvalues, as a dense matrix: of series that have no polynomial, such as
+    fractional powers at long ranges. Made by :func:`eigenvalue_kernel`.
+
+    :param coefficients: :math:`g(A)`, (N, N), in place of coefficients.
+    :param eigenpairs: of A, without gradients.
+    """
+
+    def structure_at(self, products: Products, inputs: Inputs, scale: Tensor) -> Structure:
+        return replace(products, dense_up_to=MOST_DENSE)
+
+    def _function(self, function: Callable[[Tensor], Tensor]) -> Tensor:  # (N, N)
+        return of_adjacency(self.adjacency, function, self._kwargs["eigenpairs"])
+
+    def _polynomial(self, coefficients: Tensor, rhs: Tensor) -> Tensor:
+        return coefficients @ rhs
+
+    def _pair(self, functions: tuple[Tensor, Tensor], rhs: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        return functions[0] @ rhs[0], functions[1] @ rhs[1]
+
+    def root_decomposition(self, method: str | None = None) -> LinearOperator:
+        self.check_symmetric()
+        return RootLinearOperator(self._function(lambda x: self.series(x).clamp_min(0).sqrt()).to(self.dtype))
+
+    @cached_property
+    def precision(self) -> PrecisionLinearOperator | None:
+        return None
+
+    def second_coefficients(self) -> Tensor:  # (N, N) or (N, N, 2)
+        series = self.series
+        if self.features.weighs_any_pair:
+            return self._function(series.second_remainder).to(self.dtype)
+        functions = series.remainder, lambda x: series.remainder(x).square() / series(x)
+        return torch.stack([self._function(function) for function in functions], -1).to(self.dtype)
+
+
+def of_adjacency(
+    matrix: AdjacencyLinearOperator, function: Callable[[Tensor], Tensor], eigenpairs: tuple[Tensor, Tensor]
+) -> Tensor:  # (N, N), float64
+    """A function of a symmetric adjacency matrix, with gradients in its entries."""
+    return symmetric_function(_dense(matrix), function, eigenpairs)
+
+
+def _dense(matrix: AdjacencyLinearOperator) -> Tensor:
+    dense = matrix._matmul(torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)).double()
+    return 0.5 * (dense + dense.mT)
+
+
+def eigenvalue_kernel(
+    matrix: AdjacencyLinearOperator, series: Series, interval: tuple[float, float]
+) -> EigenvalueLinearOperator:
+    """The kernel from all eigenvalues."""
+    values, vectors = torch.linalg.eigh(_dense(matrix).detach())
+    pairs = values.clamp(*interval), vectors
+    kernel = of_adjacency(matrix, series, pairs).to(matrix.dtype)
+    return EigenvalueLinearOperator(matrix, kernel, interval=interval, series=series, eigenpairs=pairs)
 
 
 def polynomial_kernel(features: FeatureMap, series: Series, tol: float | None = None) -> SeriesLinearOperator:
@@ -144,7 +217,12 @@ def polynomial_kernel(features: FeatureMap, series: Series, tol: float | None = 
     tol = 100 * torch.finfo(matrix.dtype).eps if tol is None else tol
     # Of the kernel beyond its identity part, which may be next to nothing beside it.
     share = series.share_beyond_identity(interval)
-    coefficients = series.chebyshev(interval, max(0.1 * tol * share, 1e-15)).to(matrix.log_degree)
+    goal = max(0.1 * tol * share, 1e-15)
+    coefficients = series.expansion(interval, goal)
+    if coefficients is None and matrix.shape[-1] <= MOST_DENSE and matrix.asymmetry is None:
+        return eigenvalue_kernel(matrix, series, interval)
+    coefficients = series.chebyshev(interval, goal) if coefficients is None else coefficients  # which says why not
+    coefficients = coefficients.to(matrix.log_degree)
     return SeriesLinearOperator(matrix, coefficients, interval=interval, series=series)
 
 

@@ -30,8 +30,9 @@ from swing_gp.operators.adjacency import AdjacencyLinearOperator
 from swing_gp.series.base import MAX_CHEBYSHEV_DEGREE, Inverse
 from swing_gp.utils.copies import WithoutCaches
 
-# Relative error of the polynomials by which a kernel goes on off the graph.
-EXTENSION_TOL = 1e-13
+# Relative error of the polynomials by which a kernel goes on off the graph. The remainders of fractional powers are rounded by
+# 2e-14 and have no polynomial to 1e-13 from a range (kappa) of 100 on.
+EXTENSION_TOL = 1e-12
 
 
 def extension_coefficients(

@@ -14,9 +14,9 @@ from swing_gp.linalg.chunks import row_chunks
 
 
 class StreamedLandmarks(LandmarkFeatures):
-    """:class:`LandmarkFeatures` in O(N + r^2) memory: the features of the nodes are only available in streamed sums.
+    """:class:`~swing_gp.LandmarkFeatures` in O(N + r^2) memory: the features of the nodes are only available in streamed sums.
 
-    The parameters are those of :class:`LandmarkFeatures`.
+    The parameters are those of :class:`~swing_gp.LandmarkFeatures`.
     """
 
     stored = False

@@ -309,7 +309,7 @@ class StreamedGP(torch.nn.Module):
         return torch.cat(means), torch.cat(variances)
 
     def residual(self) -> float:
-        """Mean residual of the landmarks of the predictions: :meth:`StreamedKernel.residual`."""
+        """Mean residual of the landmarks of the predictions: :meth:`~swing_gp.parallel.streaming.StreamedKernel.residual`."""
         return self._conditioned().kernel.residual()
 
     def _conditioned(self) -> _Posterior:

@@ -201,16 +201,22 @@ class Series(ABC):
         :param tol: the relative error.
         :param function: a function of the eigenvalues to expand in place of g.
         """
-        self.check_smooth()
-        degree = self.degree if function is None else None
-        coefficients = chebyshev_coefficients(function or self, interval, tol, MAX_CHEBYSHEV_DEGREE, degree)
+        coefficients = self.expansion(interval, tol, function)
         if coefficients is None:
             raise ValueError(
                 f"{self!r} needs a polynomial of degree above {MAX_CHEBYSHEV_DEGREE} on [{interval[0]:g}, {interval[1]:g}] "
-                f"for a tolerance of {tol:g}. Use normalization='symmetric', milder parameters, a larger tol, or "
-                "features='landmarks'."
+                f"for a tolerance of {tol:g}. Use milder parameters (a shorter range), a whole nu, at most 2,000 nodes, "
+                "normalization='symmetric' or, for an ImplicitGraph, features='landmarks', whichever is not yet so."
             )
         return coefficients
+
+    def expansion(
+        self, interval: tuple[float, float], tol: float, function: Callable[[Tensor], Tensor] | None = None
+    ) -> Tensor | None:
+        """The coefficients of :meth:`chebyshev`; None where they would be too many."""
+        self.check_smooth()
+        degree = self.degree if function is None else None
+        return chebyshev_coefficients(function or self, interval, tol, MAX_CHEBYSHEV_DEGREE, degree)
 
     def num_terms(self, interval: tuple[float, float], tol: float) -> float:
         """Number of Chebyshev terms of g for a relative error ``tol``; infinite if no polynomial reaches it."""

@@ -63,7 +63,8 @@ class Quadrature:
 
     :ivar solution: (n, c).
     :ivar terms: unbiased estimates of the log-determinant, one a probe, float64.
-    :ivar solved, probes: :math:`d \log|A| = \frac1m \sum_p \mathrm{solved}_p^\top\, dA\, \mathrm{probes}_p`, (n, m).
+    :ivar solved: of the pairs, (n, m): :math:`d \log|A| = \frac1m \sum_p \mathrm{solved}_p^\top\, dA\, \mathrm{probes}_p`.
+    :ivar probes: the other halves of the pairs, (n, m).
     :ivar residuals: of the steps.
     """
 

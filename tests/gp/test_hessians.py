@@ -132,7 +132,7 @@ def test_parameters_and_noise_of_a_likelihood(name, size):
         y = model.train_targets
         return -0.5 * (y @ torch.linalg.solve(noisy, y) + torch.logdet(noisy)) / len(y)
 
-    at = torch.tensor([float(parameter) for parameter in parameters], dtype=torch.float64)
+    at = torch.tensor([parameter.item() for parameter in parameters], dtype=torch.float64)
     truth = differences(value, at, STEP)
     for parameter, value in zip(parameters, at, strict=True):
         parameter.data.fill_(float(value))
