@@ -10,7 +10,7 @@ posterior means of values and basis under a prior mean of zero, all from the sam
 So whatever conditions the columns [Y, H] has a trend, be it dense, local or by solves. Values that a plane is added to have
 predictions that the plane is added to: what ordinary least squares find may go first, for the sake of rounding alone.
 
-As many coefficients as values leave nothing to learn noise from: a linear trend with more than two for three values is refused.
+As many coefficients as values leave nothing to learn noise from: a linear trend takes three values for two of them.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ def trend_basis(mean: str | None, points: Tensor, known: Tensor | None = None) -
     made = TrendBasis(mean, points)
     basis = made(points)
     if known is not None and mean == "linear":
-        check_enough(made.number, len(known))
+        if shortage := too_few(made.number, len(known)):
+            raise ValueError(f"{shortage} Use mean='constant', under which a process follows slopes too, or give more values.")
         told = len(independent(basis[known]).mT)
         if told < made.number:
             raise ValueError(
@@ -88,13 +89,13 @@ def trend_basis(mean: str | None, points: Tensor, known: Tensor | None = None) -
     return basis
 
 
-def check_enough(coefficients: int, values: int) -> None:
-    """Refuse a linear trend with nearly as many coefficients as there are values, or more."""
-    if coefficients * MOST_COEFFICIENTS[1] > values * MOST_COEFFICIENTS[0]:
-        raise ValueError(
-            f"mean='linear' has {coefficients} coefficients, too many for n_samples={values}: it takes three values for two of "
-            "them. Use mean='constant', under which a process of a long lengthscale follows slopes too, or give more values."
-        )
+def too_few(coefficients: int, values: int) -> str | None:
+    """Say why a linear trend with nearly as many coefficients as there are values, or more, cannot be had; None if it can."""
+    if coefficients * MOST_COEFFICIENTS[1] <= values * MOST_COEFFICIENTS[0]:
+        return None
+    return (
+        f"mean='linear' has {coefficients} coefficients, too many for {values} values: it takes three values for two of them."
+    )
 
 
 def independent(basis: Tensor) -> Tensor:  # (n, p) -> (n, r)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,9 @@ from sklearn.utils import Tags
 from sklearn.utils.validation import assert_all_finite, check_consistent_length, check_is_fitted, validate_data
 from torch import Tensor
 
-from swing_gp.gp.trend import MEANS, TrendBasis, check_enough
+from swing_gp.gp.trend import MEANS, TrendBasis, too_few
 from swing_gp.models.choice import Task, choose, diffusion, warn_if_useless
-from swing_gp.models.comparison import Comparison
+from swing_gp.models.comparison import Comparison, ModelWarning
 from swing_gp.models.estimator import (
     ARRAYS,
     SCALINGS,
@@ -72,7 +73,8 @@ class GraphGPRegressor(RegressorMixin, BaseEstimator):
     :param mean: the trend: ``"constant"``, ``"linear"`` in the inputs, None for the mean of the targets, or ``"auto"`` for what
         predicts held-out values better (a graph kernel then has a constant). It is estimated by generalised least squares,
         wherever values are held out from the others; what is not known of it is part of the deviations. A linear one takes
-        three observations for two coefficients, and ``"auto"`` tries it with ten for each.
+        three observations for two coefficients (with fewer a constant is taken, and a warning says so), and ``"auto"`` tries
+        it with ten for each.
     :param neighbors: k of nearest-neighbour graphs.
     :param graph: of a graph kernel: ``"implicit"`` for Gaussian weights, whose lengthscale is learnt; ``"knn"`` for a
         :func:`~swing_gp.knn_graph`, which has none: for many dimensions and uneven densities. ``features``, ``num_features``
@@ -142,8 +144,6 @@ class GraphGPRegressor(RegressorMixin, BaseEstimator):
         self._check_settings()
         self.__dict__.pop("model_", None)  # a fit that is refused below would leave it with the scales of other data
         x, targets = self._checked(X, y)
-        if self.mean == "linear":
-            check_enough(TrendBasis("linear", torch.from_numpy(x)).number, len(x))
         more = None if X_unlabeled is None else checked_unlabeled(self, X_unlabeled)
         warn_of_rounding("X", x, standards("X", x)[1])
         self.y_mean_, deviation, size = standards("y", targets)
@@ -152,6 +152,11 @@ class GraphGPRegressor(RegressorMixin, BaseEstimator):
         values = torch.from_numpy((targets - self.y_mean_) / self.y_scale_)
         self.seed_, steps = seed_of(self.random_state), plain(self.max_steps)
         settings = {name: plain(getattr(self, name)) for name in ("scaling", "nu", "ard", "mean", "neighbors")}
+        if settings["mean"] == "linear" and (shortage := too_few(TrendBasis("linear", torch.from_numpy(x)).number, len(x))):
+            warnings.warn(
+                f"{shortage} A constant is taken, under which a process follows slopes too.", ModelWarning, stacklevel=2
+            )
+            settings["mean"] = "constant"
         task = Task(x, more, values, **settings, max_steps=steps, seed=self.seed_, progress=self.progress)
         training = {"steps": steps, "learning_rate": self.learning_rate, "patience": self.patience, "progress": self.progress}
         best, self.selection_ = choose(task, str(self.kernel), self._options(), **training)
