@@ -8,9 +8,9 @@ LOWEST := .venv-lowest
 CPU_BUILD_ONLY := --deselect tests/models/test_interpolation.py::test_memory_is_linear \
 	--deselect tests/parallel/test_streaming.py::test_features_are_not_stored
 # Tests are many and small: one thread in each of several processes beats several threads in one.
-PARALLEL := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4
+PARALLEL := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
-.PHONY: demo test test-slow test-lowest lint notebooks docs dist benchmarks clean
+.PHONY: demo check test test-slow test-lowest mutants lint notebooks docs dist benchmarks clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -21,12 +21,18 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)  ## a mesh, a map with gaps, few values and few labels, beside what one would try first: pictures and reports in demo_output/
 	OMP_WAIT_POLICY=passive $(BIN)/python -m benchmarks.demo --out demo_output
 
+check: $(READY) lint  ## while you work: lint, types, the tests that failed last time, and a tenth of every file of tests
+	$(PARALLEL) -m "not slow" --tenth --failed-first
+
 test: $(READY) lint  ## lint, types and tests; at least 95% of the lines of the package must run
 	$(PARALLEL) -m "not slow" --cov=swing_gp --cov-fail-under=95
 
 test-slow: $(READY)  ## what takes minutes: many random examples of every property, a clean installation of wheel and sdist
 	$(PARALLEL) -m slow
 	HYPOTHESIS_PROFILE=deep $(PARALLEL) tests/test_properties.py
+
+mutants: $(READY)  ## break some seventy lines of the package, one at a time, and count how many of the breaks the tests notice
+	$(BIN)/python tests/mutants.py
 
 $(LOWEST)/.ready: pyproject.toml constraints-lowest.txt
 	$(PYTHON) -m venv --clear $(LOWEST)
@@ -64,6 +70,7 @@ benchmarks: $(READY)  ## every benchmark in its quick size, into results/
 	$(BIN)/python -m benchmarks.vit --quick
 	$(BIN)/python -m benchmarks.peers --quick
 	$(BIN)/python -m benchmarks.knn --quick
+	$(BIN)/python -m benchmarks.factor --quick
 	$(BIN)/python -m benchmarks.spatial --quick
 	$(BIN)/python -m benchmarks.distributed --quick
 

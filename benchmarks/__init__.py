@@ -1,4 +1,4 @@
-"""Benchmarks: the paper's experiments, and what the package does beside them. Run one with ``python -m benchmarks.<name>``."""
+"""Benchmarks: the paper's experiments, and the package beside its peers. Run one with ``python -m benchmarks.<name>``."""
 
 import os
 

@@ -2,8 +2,8 @@
 
     python -m benchmarks.cg [--quick] [--out results/cg]
 
-K is the diffusion kernel exp(-5 (I - W~)) on the Fourier grid; a step is one product with K. "decided" is what the operator
-decides by itself before the solve, beside what the landmarks would have done where it decided against them.
+K is the diffusion kernel exp(-5 (I - W~)) on the Fourier grid; a step is one product with K. The rows "decided" have the
+decision of the operator for or against landmarks; rows with landmarks stand beside them in either case.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ QUICK = [(2, 5_000, 0.1, 1e-3), (3, 4_000, 0.2, 1e-3), (2, 2_500, 0.02, 1e-3)]
 
 
 def solve(noisy: Any, b: torch.Tensor, precondition: Any) -> Row:
-    """Steps, seconds and the true residual of one solve."""
+    """Measure steps, seconds and the true residual of one solve."""
     start = time.perf_counter()
     found = conjugate_gradients(noisy._matmul, b, tol=RESIDUAL, max_iterations=MOST_STEPS, precondition=precondition)
     seconds = time.perf_counter() - start
@@ -51,7 +51,7 @@ def measure(dim: int, number: int, lengthscale: float, noise: float) -> Row:
     plain = solve(noisy, b, None)
     start = time.perf_counter()
     helps = kernel._control.helps(kernel, noise)
-    forced = kernel._control.kernel.add_diagonal(shift).solver()
+    forced = kernel._control.kernel.add_diagonal(shift).solve
     row = {"plain": plain, "decision": time.perf_counter() - start, "helps": helps}
     landmarks = solve(noisy, b, forced)
     return {**row, "landmarks": landmarks, "decided": landmarks if helps else plain}

@@ -1,4 +1,4 @@
-"""What the library is for, on data that come with the packages, each beside what one would try first.
+"""Demonstration on data that come with the packages, each task beside a simple baseline.
 
     python -m benchmarks.demo [--out demo_output]
 
@@ -116,7 +116,7 @@ def labels(out: Path) -> Line:
 
 
 def draw_digits(path: Path, correct: dict[str, list[float]], pictures: np.ndarray, chances: np.ndarray, y: np.ndarray) -> None:
-    """Shares of correct labels; pictures in steps of how sure the classifier is of them, with few labels."""
+    """Draw the shares of correct labels by number of labels, and pictures in the order of the confidence in their labels."""
     figure = plt.figure(figsize=(12.5, 4.2), layout="constrained")
     left, right = figure.subfigures(1, 2, width_ratios=[1, 1.35])
     axes = left.subplots()

@@ -30,17 +30,10 @@ from tqdm import tqdm
 from benchmarks.measuring import Clock, Row
 from benchmarks.reporting import markdown_table, table
 from benchmarks.runner import Run
-from swing_gp import (
-    Diffusion,
-    DiffusionKernel,
-    Gaussian,
-    ImplicitGraph,
-    StreamedGP,
-    StreamedKernel,
-    StreamedLandmarks,
-    graph_kernel,
-)
+from swing_gp import Diffusion, DiffusionKernel, Gaussian, ImplicitGraph, StreamedGP, graph_kernel
 from swing_gp.parallel import Shards, load_shard
+from swing_gp.parallel.streamed_landmarks import StreamedLandmarks
+from swing_gp.parallel.streaming import StreamedKernel
 from swing_gp.utils.memory import peak_gigabytes
 
 WORLDS = (1, 2, 4)
@@ -49,7 +42,7 @@ LARGE = 10_000_000
 LANDMARKS, LENGTHSCALE, TIME = 64, 0.3, 5.0
 REPEATS, FIT_STEPS = 3, 3
 TIMEOUT = 600
-# What the computed table assumes of a network: 10 Gbit/s, 50 microseconds a message.
+# Network of the predicted table: 10 Gbit/s, 50 microseconds a message.
 BANDWIDTH, LATENCY = 1.25e9, 50e-6
 
 
@@ -58,7 +51,7 @@ def generator(seed: int) -> torch.Generator:
 
 
 def timed(shards: Shards, call: Callable[[], Any], repeats: int = REPEATS) -> tuple[float, int, int]:
-    """Median seconds of a call that all processes make, the bytes that one of them puts into collectives, and their number."""
+    """Measure a call of all processes: median seconds, the bytes that one of them puts into collectives, and their number."""
     seconds = []
     for _ in range(repeats):
         shards.bytes.clear()
@@ -72,7 +65,7 @@ def timed(shards: Shards, call: Callable[[], Any], repeats: int = REPEATS) -> tu
 
 
 def measure(rank: int, world: int, number: int) -> Row:
-    """Products and a training step with ``number`` points on every process."""
+    """Measure products and a training step with ``number`` points on every process."""
     points = torch.rand(number, 3, generator=generator(rank))
     values = torch.randn(number, 1, generator=generator(100 + rank))
     row: Row = {}
@@ -95,7 +88,7 @@ def measure(rank: int, world: int, number: int) -> Row:
 
 
 def measure_large(rank: int, world: int, folder: str) -> Row:
-    """A product and a GP fit on points that are mapped from a file."""
+    """Measure a product and a GP fit on points that are mapped from a file."""
     points, values = load_shard(f"{folder}/points.npy"), load_shard(f"{folder}/values.npy")
     observed = torch.zeros(len(points), dtype=torch.bool)
     observed[::2] = True
@@ -135,7 +128,7 @@ def _main(function: Callable, rank: int, world: int, folder: str, arguments: tup
 
 
 def on_ranks(function: Callable, world: int, *arguments: Any) -> list[Row]:
-    """What a function returns on every process of a gloo group."""
+    """Run a function on every process of a gloo group, and return the results."""
     context = multiprocessing.get_context("spawn")
     os.environ["OMP_NUM_THREADS"] = "1"  # the processes inherit it
     with tempfile.TemporaryDirectory() as folder:
@@ -164,7 +157,7 @@ def scaling_table(rows: dict[int, Row]) -> str:
 
 
 def outlook_table(row: Row, number: int) -> str:
-    """Seconds = what a node costs here x nodes a process + what a ring moves + messages of a tree."""
+    """Predict seconds: cost of a node here x nodes a process + transfer of a ring + messages of a tree."""
     lines = []
     for nodes, world in itertools.product((10**8, 10**9), (16, 128)):
         cells = []

@@ -1,4 +1,4 @@
-"""Explicit graphs, and what peers do with them: sparse and dense matrices, and products of exp(-t (I - A))."""
+"""Explicit graphs as sparse and dense matrices, and products with exp(-t (I - A)) as peers compute them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Product = Callable[[Tensor], Tensor]
 def within(points: np.ndarray, radius: float, weight: Callable[[np.ndarray], np.ndarray] | None = None) -> Any:
     """All pairs within a radius as a sparse matrix with self-loops of weight one, by SciPy alone.
 
-    :param weight: of squared distances; one if None.
+    :param weight: the weight as a function of squared distances; one if None.
     """
     i, j = scipy.spatial.cKDTree(points).query_pairs(radius, output_type="ndarray").T
     weights = np.ones(len(i)) if weight is None else weight(np.square(points[i] - points[j]).sum(-1))
@@ -72,9 +72,9 @@ def keops_weights(scaled: Tensor) -> Product:
 
 
 def by_expm_multiply(step: Product, trace: float, v: Tensor, time: float) -> Tensor:
-    """Al-Mohy and Higham.
+    """Multiply by the algorithm of Al-Mohy and Higham.
 
-    :param trace: of A.
+    :param trace: the trace of A.
     """
 
     def product(u: np.ndarray) -> np.ndarray:
@@ -87,7 +87,7 @@ def by_expm_multiply(step: Product, trace: float, v: Tensor, time: float) -> Ten
 
 
 def by_lanczos(step: Product, v: Tensor, time: float, steps: int = 20) -> Tensor:
-    """Lanczos for every column."""
+    """Multiply by Lanczos iterations, one for each column."""
     from linear_operator.utils.lanczos import lanczos_tridiag
 
     size = len(v)
@@ -101,7 +101,7 @@ def by_lanczos(step: Product, v: Tensor, time: float, steps: int = 20) -> Tensor
 
 
 def by_taylor(step: Product, v: Tensor, time: float, terms: int = 60) -> Tensor:
-    """Term by term: nothing cancels, because the spectrum of A lies in [-1, 1] and mostly above zero."""
+    """Multiply by a Taylor series; terms do not cancel, because the spectrum of A lies in [-1, 1] and mostly above zero."""
     total = term = v
     for power in range(1, terms):
         term = time / power * step(term)

@@ -17,7 +17,7 @@ INDUCING, BATCH = 500, 1024  # of a variational GP
 
 
 class Exact(gpytorch.models.ExactGP):
-    """With a constant mean and a scaled kernel."""
+    """An ExactGP with a constant mean and a scaled kernel."""
 
     def __init__(self, x: Tensor, y: Tensor, kernel: Any) -> None:
         super().__init__(x, y, gpytorch.likelihoods.GaussianLikelihood())
@@ -33,9 +33,9 @@ def matern(dim: int) -> Any:
 
 
 def train(model: Any, steps: int, *, rate: float = 0.1, name: str | None = None) -> list[float]:
-    """Adam on the marginal likelihood of the model's own data; the loss before every step.
+    """Maximise the marginal likelihood by Adam, and return the loss before every step.
 
-    :param name: shows progress under this name.
+    :param name: the name beside the progress bar.
     """
     (x,), y = model.train_inputs, model.train_targets
     objective = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
@@ -54,7 +54,7 @@ def train(model: Any, steps: int, *, rate: float = 0.1, name: str | None = None)
 
 @torch.no_grad()
 def predict(model: Any, likelihood: Any, x: Tensor, chunk: int = 2_000) -> tuple[Any, Any]:
-    """Means and variances of new observations, in double precision."""
+    """Predict means and variances of new observations, in double precision."""
     model.eval()
     likelihood.eval()
     parts = [likelihood(model(part)) for part in x.split(chunk)]
@@ -74,9 +74,9 @@ class _Variational(gpytorch.models.ApproximateGP):
 
 
 def svgp(x: Any, y: Any, at: Any, epochs: int, lengthscale: float | None = None) -> tuple[Any, Any]:
-    """Means and variances of new observations, by a variational GP in single precision on standardised data.
+    """Predict means and variances of new observations by a variational GP in single precision on standardised data.
 
-    :param epochs: over 10,000 values or more; over fewer as many steps.
+    :param epochs: passes over 10,000 values or more; for fewer values as many steps.
     """
     torch.manual_seed(0)
     x, y, at = (torch.as_tensor(each).float() for each in (x, y, at))

@@ -1,4 +1,4 @@
-"""How time and memory grow with N: build and apply every dense route at two sizes, each in a process of its own.
+"""Growth of time and memory with N: build and apply every dense route at two sizes, each in a process of its own.
 
     python -m benchmarks.growth [--quick] [--out results/growth]
 

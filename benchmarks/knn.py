@@ -1,4 +1,4 @@
-"""Graphs of nearest neighbours: how long they take to make, products, labels that spread, and leading eigenpairs.
+"""Graphs of nearest neighbours: seconds of set-up, products, label propagation, and leading eigenpairs.
 
     python -m benchmarks.knn [--quick] [--out results/knn]
 
@@ -30,12 +30,12 @@ from benchmarks.spatial_data import shape
 from swing_gp import Diffusion, graph_kernel, interpolate, knn_graph, spectral_embedding
 
 NEIGHBORS, TIME = 10, 5.0
-TOL = 1e-6  # residuals that are asked for
+TOL = 1e-6  # residual of eigenpairs, relative
 LABELS, DRAWS = 100, 10
 
 
 def points(name: str, number: int) -> torch.Tensor:
-    """On the unit sphere in three dimensions, or normal in 64."""
+    """Draw points on the unit sphere in three dimensions, or normal ones in 64."""
     if name == "64-D":
         return torch.randn(number, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     return shape(name, number)
@@ -110,7 +110,7 @@ def by_eigsh(matrix: scipy.sparse.csr_array, num: int) -> np.ndarray:
 
 
 def by_multigrid(matrix: scipy.sparse.csr_array, num: int) -> np.ndarray:
-    """LOBPCG on the Laplacian, with a quarter more vectors than are wanted, preconditioned by smoothed aggregation."""
+    """Compute eigenpairs by LOBPCG on the Laplacian, with a quarter more vectors, preconditioned by smoothed aggregation."""
     import pyamg
 
     laplacian = (scipy.sparse.eye_array(matrix.shape[0]) - matrix).tocsr()
@@ -121,7 +121,7 @@ def by_multigrid(matrix: scipy.sparse.csr_array, num: int) -> np.ndarray:
     return vectors[:, np.argsort(values)[:num]]
 
 
-# What is measured, its cases, the quick ones, and the peers
+# Measurements: function, cases, quick cases, and peers
 PARTS: list[tuple[Callable[..., Row], list[tuple], list[tuple], list[str]]] = [
     (make, [("sphere", 1_000_000), ("64-D", 70_000)], [("sphere", 20_000), ("64-D", 2_000)], ["kneighbors_graph"]),
     (product, [("sphere", 1_000_000)], [("sphere", 20_000)], ["SciPy expm_multiply"]),

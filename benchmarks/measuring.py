@@ -1,4 +1,4 @@
-"""Processes of their own, clocks, and scores: how benchmarks measure."""
+"""Separate processes, clocks and scores of benchmarks."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ Row = dict[str, Any]
 def isolated(function: Callable[..., Any], *arguments: Any) -> Any:
     """Call a function in a fresh process, so that its peak memory is its own."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([function.__module__])  # what it imports is loaded once
+    context.set_forkserver_preload([function.__module__])  # its imports are loaded once
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         return pool.submit(function, *arguments).result()
 
 
 def attempted(function: Callable[..., Row], *arguments: Any) -> Row:
-    """The same; what went wrong is part of the result."""
+    """Call a function like :func:`isolated`; a failure becomes a part of the result."""
     try:
         return isolated(function, *arguments)
     except BrokenProcessPool:
         return {"failed": "out of memory"}
     except (ValueError, RuntimeError) as error:
         return {"failed": str(error).split(":")[0]}
-    except Exception as error:  # a peer that does not fit its surroundings is no reason to stop
+    except Exception as error:  # a peer that fails must not stop the others
         return {"failed": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"}
 
 
@@ -54,14 +54,14 @@ class Clock:
 
 
 def clocked(function: Callable[[], Any]) -> tuple[Any, Row]:
-    """What a function gives, and its ``seconds`` and ``cpu`` seconds."""
+    """Call a function; add its ``seconds`` and ``cpu`` seconds to its result."""
     clock = Clock()
     found = clock.time("seconds", function)
     return found, {"seconds": clock.row["seconds"], "cpu": clock.row["seconds_cpu"]}
 
 
 def least(function: Callable[[], Any], budget: float = 1.5) -> tuple[float, Any]:
-    """The least seconds of up to five runs within a budget, and the last result: waiting for a core spoils short runs."""
+    """Least seconds of up to five runs within a budget, and the last result: waiting for a core spoils short runs."""
     times: list[float] = []
     while len(times) < 5 and sum(times) <= budget:
         start = time.perf_counter()
@@ -76,7 +76,7 @@ def relative(ours: Any, truth: torch.Tensor) -> float:
 
 
 def scores(truth: np.ndarray, mean: np.ndarray, variance: np.ndarray, unit: float = 1.0) -> Row:
-    """Of a normal law: errors in a unit, log density, ranked probability score, interval score and coverage at 95%."""
+    """Scores of normal predictions: errors in a unit, log density, CRPS, interval score and coverage at 95%."""
     deviation, error = np.sqrt(variance), truth - mean
     z = error / deviation
     density = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)

@@ -4,7 +4,7 @@
 
 regression: GraphGPRegressor with its defaults on real and generated data, five splits, the same for all: RMSE in the units of
 the target, with its deviation over the splits; over that of the best peer, with the paired difference in standard errors; and
-how many test values lie in 95% intervals, noise included. "Seen" says which models see the inputs of the test set. On the globe
+the share of test values in 95% intervals, noise included. "Seen" marks models that see the inputs of the test set. On the globe
 whole regions are held out, of which 5,000 points are scored. The exact GPs are given parts of the larger sets, as named. With
 --only and --splits a part of it is run. 100,000 rows in the plane are for the time: no exact peer, one split.
 
@@ -12,11 +12,11 @@ normals: mean cosines of `interpolate` with defaults at hidden vertices (80%), w
 deviations are computed too. fields: RMSE of `interpolate` in gaps of a lattice, beside that of every family alone.
 
 digits: scikit-learn's 1,797 pictures of 64 pixels, 100 and 20 labels, stratified splits, the same for all. "All inputs"
-says which models see the inputs of the test set. Shares of correct labels, with their deviation over the splits, the mean
-log-loss, and the calibration error: how far the chance of the likeliest class is from the share of correct ones, over ten bins.
+marks models that see the inputs of the test set. Shares of correct labels, with their deviation over the splits, the mean
+log-loss, and the calibration error: the difference of the probability of the likeliest class and its frequency, in ten bins.
 
-local: means and standard deviations of LocalGP at m = 64 among 100,000 known values in the plane, and how far they are from
-those at m = 256.
+local: means and standard deviations of LocalGP at m = 64 among 100,000 known values in the plane, and their differences
+from those at m = 256.
 
 Every entry is measured in a process of its own.
 """

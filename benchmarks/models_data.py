@@ -20,7 +20,7 @@ from benchmarks.runner import DATA
 __all__ = ["REGRESSIONS", "Problem", "Regression", "spiral"]
 
 FOLDER = DATA / "regression"
-# Of the spiral: turns, and in distances between two of them its width and how smooth the function along it is.
+# Turns of the spiral; its width and the lengthscale of the function along it, in distances between turns.
 TURNS, WIDTH, SMOOTHNESS = 5, 0.2, 5.0
 
 
@@ -42,7 +42,7 @@ def on_sphere(longitude: np.ndarray, latitude: np.ndarray) -> np.ndarray:  # deg
 
 
 def in_caps(points: np.ndarray, number: int, radius: float, rng: np.random.Generator) -> np.ndarray:
-    """Which points of the sphere lie within ``radius`` degrees of one of a few of them."""
+    """Choose the points of the sphere within ``radius`` degrees of one of a few of them."""
     centers = points[rng.choice(len(points), number, replace=False)]
     return (points @ centers.T).max(-1) > np.cos(np.radians(radius))
 
@@ -78,8 +78,8 @@ def power_plant(folder: Path, rng: np.random.Generator) -> Problem:
 def spiral(number: int, observed: float = 0.03, seed: int = 0) -> Problem:
     """A strip in the plane, wound to a spiral, and a random smooth function of the length along it.
 
-    Two turns are closer to each other than two observations on one of them, and have nothing to do with each other: a
-    kernel of distances in the plane cannot tell them apart, a graph on all points can.
+    Two turns are closer than two observations on one of them, and their values are unrelated: a kernel of distances in the
+    plane cannot separate them, a graph on all points can.
     """
     rng = np.random.default_rng(seed)
     radius = np.sqrt(rng.uniform(1, (1 + TURNS) ** 2, number))  # uniform along the strip; turns are one apart
@@ -94,12 +94,12 @@ def spiral(number: int, observed: float = 0.03, seed: int = 0) -> Problem:
 
 @dataclass(frozen=True)
 class Regression:
-    """How to make a problem.
+    """A regression problem to make from a seed.
 
-    :ivar make: from a seed.
-    :ivar transductive: whether models may see the inputs of the test set.
-    :ivar file: that it is read from, or None.
-    :ivar peers: False where only the time counts.
+    :ivar make: the function from a seed to the problem.
+    :ivar transductive: True if models may see the inputs of the test set.
+    :ivar file: the file that it is read from, or None.
+    :ivar peers: False if only the time counts.
     """
 
     make: Callable[[int], Problem]
@@ -109,14 +109,14 @@ class Regression:
 
 
 def some(x: np.ndarray, y: np.ndarray, number: int, seed: int, name: str) -> Problem:
-    """A random split with so many to learn from."""
+    """Split at random, with ``number`` rows to learn from."""
     held_out = np.ones(len(x), dtype=bool)
     held_out[np.random.default_rng(seed).permutation(len(x))[:number]] = False
     return split(name, x, y, held_out)
 
 
 def thinned(problem: Problem, number: int, seed: int) -> Problem:
-    """At most so many test inputs."""
+    """Keep a limited number of test inputs."""
     keep = np.random.default_rng(seed).permutation(len(problem.x_test))[:number]
     return Problem(problem.name, problem.x, problem.y, problem.x_test[keep], problem.y_test[keep], problem.unit)
 
@@ -130,7 +130,7 @@ def heaton(seed: int) -> Problem:
 
 
 def sites(seed: int) -> Problem:
-    """Those of ``benchmarks.demo``: elevations at 3,000 scattered places, with an error of ten metres."""
+    """Elevations at 3,000 scattered places, with an error of ten metres, as in ``benchmarks.demo``."""
     rng, mesh = np.random.default_rng(seed), terrain()
     place = mesh.vertices[rng.permutation(mesh.num_vertices)[:3000]].astype(float)
     return some(place[:, :2], 500 * place[:, 2] + 10 * rng.standard_normal(3000), 2400, seed, "sites")

@@ -34,7 +34,7 @@ def graph_gp_inductive(seen: np.ndarray, labels: np.ndarray, rest: np.ndarray) -
 
 
 def plain_matern(seen: np.ndarray, labels: np.ndarray, rest: np.ndarray) -> np.ndarray:
-    """The same likelihood with GPyTorch's Matérn-3/2 kernel on the pixels, from three lengthscales."""
+    """Classify with GPyTorch's Matérn-3/2 kernel on the pixels and our likelihood, from three initial lengthscales."""
     scale = np.sqrt(seen.var(0).sum())
     x, at = (torch.from_numpy(part / scale) for part in (seen, rest))
     found = []
@@ -56,7 +56,7 @@ def nearest(seen: np.ndarray, labels: np.ndarray, rest: np.ndarray) -> np.ndarra
     return KNeighborsClassifier(1).fit(seen, labels).predict_proba(rest)
 
 
-# Models, and whether they see the inputs of the test set.
+# Models, and True if they see the inputs of the test set.
 CLASSIFIERS: dict[str, tuple[Callable[..., np.ndarray], bool]] = {
     "GraphGPClassifier": (graph_gp, True),
     "GraphGPClassifier, labelled inputs only": (graph_gp_inductive, False),

@@ -90,8 +90,8 @@ LATTICES: dict[str, dict[str, Any]] = {
 
 
 def measure_field(problem: Lattice, alone: bool) -> Row:
-    """RMSE in gaps, of what is chosen and of every family alone; the share of hidden values in 95% intervals, noise included;
-    and seconds, deviations included."""
+    """Measure the RMSE in gaps, of the chosen family and of every family; the share of hidden values in 95% intervals, noise
+    included; and seconds, deviations included."""
     warnings.simplefilter("ignore")
     known = np.arange(len(problem.observed))
 

@@ -31,7 +31,7 @@ __all__ = ["jobs", "report"]
 Outcome = tuple[np.ndarray, np.ndarray | None]  # means, and deviations of observations
 # Rows that an exact GP is given at most; steps of Adam, and epochs.
 SKLEARN, EXACT, STEPS, EPOCHS = 1000, 4000, 100, 20
-# Neighbours of SciPy's radial functions, and of the graph that GeometricKernels is given; its steps, and where its time starts.
+# Neighbours of SciPy's radial functions, and of the graph for GeometricKernels; its steps, and its initial time.
 RADIAL, NEIGHBORS, HEAT_STEPS, TIME = 64, 10, 60, 100.0
 
 
@@ -49,7 +49,7 @@ def scikit_learn(problem: Problem, transductive: bool) -> Outcome:
 
 
 def exact(problem: Problem, transductive: bool) -> Outcome:
-    """GPyTorch's exact GP by Cholesky factors: Adam on up to 1,000 rows, then conditioned on up to 4,000."""
+    """Predict by GPyTorch's exact GP with Cholesky factors: Adam on up to 1,000 rows, then conditioned on up to 4,000."""
     torch.manual_seed(0)
     order = torch.randperm(len(problem.x))[:EXACT]
     x, y, at = (torch.from_numpy(part) for part in (problem.x[order], problem.y[order], problem.x_test))
@@ -67,7 +67,7 @@ def variational(problem: Problem, transductive: bool) -> Outcome:
 
 
 def radial(problem: Problem, transductive: bool) -> Outcome:
-    """SciPy's: thin plates through the nearest values, with the smoothing that predicts a tenth of them best."""
+    """Predict by SciPy's thin plates through the nearest values, with the smoothing that predicts a tenth of them best."""
     order, number = np.random.default_rng(0).permutation(len(problem.x)), max(1, len(problem.x) // 10)
     held, kept, dim = order[:number][:2000], order[number:], problem.x.shape[1]
     # With a linear trend, which wants more neighbours than coefficients; without one in many dimensions.
@@ -87,8 +87,8 @@ def radial(problem: Problem, transductive: bool) -> Outcome:
 
 
 def geometric(problem: Problem, transductive: bool) -> Outcome:
-    """GeometricKernels' heat kernel on a graph of Gaussian weights between all inputs. It cannot learn who is linked to whom:
-    the lengthscale is the median distance to the tenth neighbour, or one that half a percent of all pairs are closer than."""
+    """Predict by GeometricKernels' heat kernel on a graph of Gaussian weights between all inputs. The graph is not learnt: its
+    lengthscale is the median distance to the tenth neighbour, or one that half a percent of all pairs are closer than."""
     torch.manual_seed(0)
     points = torch.from_numpy(np.concatenate([problem.x, problem.x_test]))
     lengthscale = neighbor_distance(points.numpy(), max(NEIGHBORS, int(0.005 * len(points))))
@@ -115,7 +115,7 @@ def mean(problem: Problem, transductive: bool) -> Outcome:
 
 
 OURS, GEOMETRIC = "GraphGPRegressor", "GeometricKernels heat, given graph"
-# Models, and whether they use the inputs of the test set where they may.
+# Models, and True if they use the inputs of the test set when allowed.
 MODELS: dict[str, tuple[Callable[[Problem, bool], Outcome], bool]] = {
     OURS: (ours, True),
     f"scikit-learn GP, {SKLEARN:,} rows": (scikit_learn, False),
@@ -126,7 +126,7 @@ MODELS: dict[str, tuple[Callable[[Problem, bool], Outcome], bool]] = {
     "nearest": (nearest, False),
     "mean": (mean, False),
 }
-# What is run with --quick: two small problems, and no peer that takes long.
+# The run with --quick: two small problems, without slow peers.
 QUICK, SLOW = ("spiral", "closed curve"), ("GPyTorch SVGP",)
 
 
@@ -163,7 +163,7 @@ def jobs(run: Run) -> list[Job]:
 
 
 def report(rows: list[Row]) -> str:
-    """Means over the splits; how our error compares with that of the best peer, and the standard error of the difference."""
+    """Report means over the splits, the ratio of our error to that of the best peer, and the error of their difference."""
     lines = []
     for name in dict.fromkeys(row["problem"] for row in rows):
         mine = [row for row in rows if row["problem"] == name and "failed" not in row]

@@ -1,4 +1,4 @@
-"""Vertex normals: the paper's table and run times (section 3.2, appendix D.1), with what came before and what goes beyond.
+"""Vertex normals: the paper's table and run times (section 3.2, appendix D.1), with earlier methods and ours.
 
     python -m benchmarks.normals [--quick] [--masks 10] [--meshes ../shared/data/meshes] [--out results/normals]
 
@@ -46,7 +46,7 @@ def number_of_masks(mesh: Mesh, masks: int) -> int:
 
 
 def score(mesh: Mesh, seed: int) -> list[Row]:
-    """The score of every method under one mask."""
+    """Score every method under one mask."""
     task, masked = make_task(mesh, seed)
     rows = []
     for name, method in METHODS.items():
@@ -62,7 +62,7 @@ def score(mesh: Mesh, seed: int) -> list[Row]:
 
 
 def clock(mesh: Mesh) -> list[Row]:
-    """Seconds of every method on one mesh. Settings are chosen before the clock starts, except where that is the method."""
+    """Measure seconds of every method on one mesh. Settings are chosen before, unless their choice is the method."""
     warnings.simplefilter("ignore")
     small, _ = make_task(terrain(16), 0)
     task, masked = make_task(mesh, 0)

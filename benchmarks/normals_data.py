@@ -50,7 +50,7 @@ def knotted_tube(along: int = 400, around: int = 24) -> Mesh:
 
 
 def meshes(folder: Path, *, quick: bool) -> list[Mesh]:
-    """By size, scaled to [-1, 1]."""
+    """Load or make the meshes, in the order of size, scaled to [-1, 1]."""
     if quick:
         found = [terrain(16), knotted_tube(60, 12)]
     else:
@@ -61,7 +61,7 @@ def meshes(folder: Path, *, quick: bool) -> list[Mesh]:
 
 
 def load_thingi10k(file_id: int, *, cache: str | os.PathLike | None = None) -> Mesh:
-    """A mesh of the Thingi10K collection by the id of its file.
+    """Load a mesh of the Thingi10K collection by the id of its file.
 
     :param cache: a folder that is searched first, for ``<id>.npz``, ``thingi10k_<id>.stl`` and the like. What is not there is
         downloaded by the ``thingi10k`` package (``pip install thingi10k``), which has a cache of its own.
@@ -78,7 +78,7 @@ def load_thingi10k(file_id: int, *, cache: str | os.PathLike | None = None) -> M
     try:
         thingi10k.init(variant="npz")
         entries = list(thingi10k.dataset(file_id=file_id))
-    except Exception as error:  # whatever the network and the hub raise
+    except Exception as error:  # the network and the hub raise many types
         raise OSError(
             f"Thingi10K file {file_id} could not be fetched ({error}). Check the network, or put {file_id}.stl into a folder "
             "and pass it as cache."

@@ -1,4 +1,4 @@
-"""The methods of :mod:`benchmarks.normals`: the paper's, its baselines, what a user would try first, and ours.
+"""The methods of :mod:`benchmarks.normals`: the paper's, its baselines, simple ones, and ours.
 
 All methods with a diffusion kernel use the same one, exp(-t (I - D^-1/2 W D^-1/2)), with the lengthscale and time that predict
 left-out known vertices best under the paper's rule; the paper's own BF, exp(lambda W) of the raw weights, has its own search.
@@ -42,7 +42,7 @@ __all__ = ["BLOCKS", "METHODS", "WALKED", "Task", "TooLarge", "cosine"]
 MULTIPLES = (0.35, 0.5, 0.7, 1.0, 1.5)
 TIMES = (1.0, 3.0, 6.0, 12.0, 25.0)
 LANCZOS_STEPS = 30
-# Where methods end: dense matrices, and walks whose cost is steps times nodes times features.
+# Largest meshes, in vertices: of dense matrices, of GRFs, and of walks, whose cost is steps times nodes times features.
 MOST_DENSE, MOST_GRF, MOST_WALKED = 12_000, 12_000, 4_000
 HALTING, GRF_WALKS = 0.1, 200
 SWING_WALKS, SWING_FEATURES = 32, 256
@@ -52,7 +52,7 @@ LISTED = 1e-6
 
 
 class TooLarge(Exception):
-    """The method cannot hold this mesh; the message says why."""
+    """The error of a method that cannot hold a mesh."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Task:
             self.values,
             rule=rule,
             criterion="cosine",
-            centered=False,
+            mean=None,
             settings=settings,
             normalization=normalization,
         )
@@ -100,7 +100,7 @@ class Task:
 
     @cached_property
     def short(self) -> Selection:
-        """For walks, whose cost and variance grow with their length: short times, and longer lengthscales instead."""
+        """Settings for walks, whose cost and variance grow with their length: short times and longer lengthscales."""
         edges = self.edges(*MULTIPLES, 2.0, 3.0)
         return self.select([(edge, Diffusion(time)) for edge in edges for time in (1.0, 3.0)], "paper")
 
@@ -126,13 +126,13 @@ class Task:
 
     @cached_property
     def split(self) -> tuple[Task, Tensor]:
-        """The task with a fifth of the known vertices hidden too, and which these are."""
+        """Hide a fifth of the known vertices, too; return the task and these vertices."""
         order = self.known[torch.randperm(len(self.known), generator=torch.Generator().manual_seed(0))]
         held = max(1, len(order) // 5)
         return replace(self, known=order[held:]), order[:held]
 
     def tuned(self, candidates: list[Any], run: Callable[[Task, Any], Tensor]) -> Any:
-        """The candidate that predicts the held-out known vertices best."""
+        """Choose the candidate that predicts held-out known vertices best."""
         inner, held = self.split
         scores = [cosine(run(inner, candidate)[held], self.normals[held]) for candidate in candidates]
         return candidates[int(np.argmax(scores))]
@@ -142,7 +142,7 @@ def cosine(predicted: Tensor, true: Tensor) -> float:
     return float(torch.nn.functional.cosine_similarity(predicted, true, dim=-1).nan_to_num(0).mean())
 
 
-# What a user would try first
+# Simple baselines
 
 
 def nearest(task: Task) -> Tensor:
@@ -177,7 +177,7 @@ def dense_weights(graph: ImplicitGraph) -> Tensor:
 
 
 def brute_force(task: Task, chosen: Selection, most: int = MOST_DENSE) -> Tensor:
-    """exp of the dense matrix, then one product."""
+    """Multiply by the exponential of the dense matrix."""
     task.check(most, "a dense exponential")
     # By eigenvalues: ten times faster than torch.linalg.matrix_exp at 3,000 vertices, to the same four digits of the score.
     eigenvalues, vectors = torch.linalg.eigh(dense_weights(chosen.graph))
@@ -206,7 +206,7 @@ def dense_matrix(task: Task) -> np.ndarray:
 
 
 def listed_matrix(task: Task) -> Any:
-    """The same matrix from our own neighbour list, as an explicit sparse graph."""
+    """Convert our neighbour list to an explicit sparse matrix."""
     graph = task.diffusion.graph
     return normalized(gaussian_list(graph.edge.scaled(graph.points).numpy(), list_cutoff(graph, LISTED)))
 
@@ -219,7 +219,7 @@ def grf(task: Task) -> Tensor:
 
 def walked(task: Task, setting: tuple[Gaussian, Diffusion], *, printed: bool, walks: int) -> Tensor:
     """SWING: as printed (isotropic features, Fréchet noise, spread deposits, random halting), or with lookahead deposits,
-    Gumbel noise, a fixed horizon and features centred on the data. The mean of walks with features of their own."""
+    Gumbel noise, a fixed horizon and features centred on the data. The result is the mean of walks with separate features."""
     graph = ImplicitGraph(task.points, setting[0])
     generator = torch.Generator().manual_seed(0)
     plan = Walks(1, 0.2, sides=1)

@@ -44,7 +44,7 @@ def report(rows: list[Row], times: list[Row], mask: float) -> list[str]:
 
 
 def sizes_of(rows: list[Row]) -> dict[str, int]:
-    """Vertices of the meshes, rising."""
+    """Numbers of vertices of the meshes, ascending."""
     return {row["mesh"]: row["vertices"] for row in sorted(rows, key=lambda row: row["vertices"])}
 
 

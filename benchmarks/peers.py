@@ -7,7 +7,7 @@ memory is of that process, Python and its libraries (about 0.3 GB) included and 
 optional: one that is missing is named and left out. Products are of the diffusion kernel exp(-5 (I - W~)), the same for all, in
 double precision (KeOps and dense matrices: single); the least of up to five times, where they are short. We are asked for an
 error of 1e-5, and for all digits where the graph is given as a sparse matrix. Errors are relative to a Taylor series of the
-dense (or sparse) matrix, above 10,000 nodes to our own tightest route, and stand beside that of the guess alpha_0 v.
+dense (or sparse) matrix, above 10,000 nodes to our own tightest route, and stand beside that of the trivial guess alpha_0 v.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ AUTO = "swing_gp, auto"
 
 
 def measure_products(run: Run, clouds: Iterable[str], have: set[str | None]) -> None:
-    """By every method that holds a case."""
+    """Measure products by every method that can hold a case."""
     for case in [GraphCase(cloud, number) for cloud in clouds for number in (QUICK_SIZES if run.quick else SIZES)]:
         names = [name for name, m in METHODS.items() if m.package in have and case.number <= m.most.get(case.cloud, 0)]
         with tempfile.TemporaryDirectory() as folder:

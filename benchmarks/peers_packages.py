@@ -1,4 +1,4 @@
-"""The peers of :mod:`benchmarks.peers`: optional packages, where they come from, and our graphs in the form they take."""
+"""The peers of :mod:`benchmarks.peers`: optional packages, their sources, and our graphs in their formats."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor
 __all__ = ["chebyshev_filter_of", "grf_kernel_of", "heat_kernel_of", "installed", "softplus_inverse"]
 
 
-# What a package is imported as, and what pip calls it.
+# Name of a package in imports, and in pip.
 PACKAGES = {
     "GPyTorch": ("gpytorch", "gpytorch"),
     "GeometricKernels": ("geometric_kernels", "geometric_kernels"),
@@ -27,7 +27,7 @@ PACKAGES = {
 
 
 def installed() -> dict[str, str]:
-    """The versions of the peers that are there; the others are named."""
+    """List the versions of installed peers, and the names of missing ones."""
     versions = {}
     for name, (module, project) in PACKAGES.items():
         if importlib.util.find_spec(module) is None:
@@ -40,7 +40,7 @@ def installed() -> dict[str, str]:
 def heat_kernel_of(weights: Tensor, levels: int | None, *, normalize: bool) -> Any:  # (N, N)
     r"""GeometricKernels' heat kernel of a dense graph, :math:`\exp(-\ell^2 L / 2)` for the normalised Laplacian L.
 
-    :param levels: of the spectrum, from the smooth end; None for the package's own number.
+    :param levels: the number of eigenvalues, from the smooth end; None for the package's own number.
     """
     vars(np).setdefault("trapz", np.trapezoid)  # geomstats 2.8, on which it stands, imports a name that NumPy 2.4 dropped
     logging.disable(logging.INFO)  # it greets

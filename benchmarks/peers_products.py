@@ -1,4 +1,4 @@
-"""Kernel products of :mod:`benchmarks.peers`: the same diffusion kernel of the same graph, by us and by the peers."""
+"""Kernel products of :mod:`benchmarks.peers`: one diffusion kernel of one graph, by us and by the peers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ WALKED_TOL = 0.1
 
 
 class GraphCase(Case):
-    """A cloud of :mod:`benchmarks.scaling` or an unweighted graph. In double precision: peers on graphs know no other."""
+    """A cloud of :mod:`benchmarks.scaling` or an unweighted graph, in double precision, the only one of peers on graphs."""
 
     def points(self) -> tuple[Tensor, float]:
         if self.cloud not in UNWEIGHTED:
@@ -95,7 +95,7 @@ def ours(case: GraphCase) -> Product:
 
 
 def geometric_kernels(case: GraphCase) -> Product:
-    """All levels of the spectrum. Its features make a product cheaper than its matrix would."""
+    """Multiply with all eigenvalues, by features, which are cheaper than the matrix."""
     kernel = heat_kernel_of(case.weights(), case.number, normalize=False)
     from geometric_kernels.kernels import default_feature_map
 
@@ -113,7 +113,7 @@ def fast_graph_gp(case: GraphCase) -> Product:
 
 
 def lanczos(weights: Callable[[Tensor], Callable[[Tensor], Tensor]]) -> Callable[[GraphCase], Product]:
-    """Single precision, where both are at their best."""
+    """Multiply by Lanczos iterations in single precision, the fastest for KeOps and dense matrices."""
 
     def build(case: GraphCase) -> Product:
         points, lengthscale = case.points()
@@ -154,7 +154,7 @@ METHODS = {
 
 
 def measure_product(case: GraphCase, name: str, reference: str) -> Row:
-    """Seconds of set-up and of K v, peak memory, and the relative error."""
+    """Measure seconds of set-up and of K v, peak memory, and the relative error."""
     torch.set_num_threads(multiprocessing.cpu_count())
     warnings.simplefilter("ignore")
     build = METHODS[name].build
@@ -168,7 +168,7 @@ def measure_product(case: GraphCase, name: str, reference: str) -> Row:
 
 
 def truth(case: GraphCase, path: str) -> Row:
-    """Write K v to a file; say what it is and how far off the trivial guess alpha_0 v is."""
+    """Write K v to a file; return its description, and the error of the trivial guess alpha_0 v."""
     warnings.simplefilter("ignore")
     v = case.vector().double()
     if case.cloud in UNWEIGHTED:

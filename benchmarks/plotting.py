@@ -1,4 +1,4 @@
-"""Pictures of benchmarks: curves by method, and files that are whole or not there."""
+"""Pictures of benchmarks: curves by method, and atomic files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Value = str | Callable[[Row], Any]
 
 
 def curves(axis: Axes, rows: Sequence[Row], x: Value, y: Value, styles: Mapping[str, dict[str, Any]]) -> None:
-    """A line for every method that has a style, in log-log axes; rows without a value are left out."""
+    """Draw a line for every method that has a style, in log-log axes; rows without a value are omitted."""
 
     def value(row: Row, of: Value) -> Any:
         return row.get(of) if isinstance(of, str) else of(row)
@@ -36,7 +36,7 @@ def curves(axis: Axes, rows: Sequence[Row], x: Value, y: Value, styles: Mapping[
 
 
 def tidy(axis: Axes, **words: Any) -> None:
-    """Labels and a pale grid."""
+    """Add labels and a pale grid."""
     axis.set(**words)
     axis.grid(alpha=0.3)
     axis.set_axisbelow(True)
@@ -44,7 +44,7 @@ def tidy(axis: Axes, **words: Any) -> None:
 
 
 def save_figure(figure: Figure, path: Path, dpi: int = 110) -> None:
-    """Write a figure as PNG, whole or not at all, and let it go."""
+    """Write a figure as PNG, atomically, and close it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         pictures.save_figure(figure, path, dpi)

@@ -1,4 +1,4 @@
-"""Reports: Markdown tables, files that are whole or not there, and facts about the machine."""
+"""Reports: Markdown tables, atomic files, and facts about the machine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def write_report(out: Path, results: Any, header: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
-    """The results as JSON, and as a table that is printed too."""
+    """Write the results as JSON, and as a table that is also printed."""
     text = markdown_table(header, lines)
     content = {"machine": machine_info(), "results": results}
     write_atomically(out / "results.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
@@ -40,7 +40,7 @@ def machine_info() -> Row:
         "platform": platform.platform(),
         "processor": platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
-        # Others on the machine spoil times.
+        # The load average: other processes spoil times.
         "load_average": round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None,
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -54,8 +54,8 @@ Column = str | tuple[str, str] | Callable[[Row], str]
 
 
 def table(rows: Sequence[Row], columns: Mapping[str, Column]) -> str:
-    """One line a row. A column is a key, a key and a format, or a function of the row; what a row lacks is a dash, and the
-    last cell says what ``failed``.
+    """Make a table with one line a row. A column is a key, a key and a format, or a function of the row; missing values are
+    dashes, and the last cell has the message of a row that ``failed``.
 
     >>> print(table([{"nodes": 5_000, "s": 0.25}, {"nodes": 9, "failed": "no"}], {"N": ("nodes", ","), "time": ("s", ".1f")}))
     | N     | time |
@@ -74,7 +74,7 @@ def cell(row: Row, column: Column) -> str:
     if callable(column):
         try:
             return column(row)
-        except (KeyError, TypeError):  # of a run that failed, or had nothing to measure
+        except (KeyError, TypeError):  # the run failed, or measured nothing
             return "-"
     key, style = (column, "") if isinstance(column, str) else column
     value = row.get(key)
@@ -82,7 +82,7 @@ def cell(row: Row, column: Column) -> str:
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table, padded so that it reads as plain text too; numbers to the right."""
+    """Make a Markdown table, padded to be readable as plain text; numbers are right-aligned."""
     widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
 
     def line(cells: Sequence[str]) -> str:

@@ -27,7 +27,7 @@ DATA = Path("../shared/data")  # published meshes and data sets, where they are
 
 
 class Job:
-    """A measurement: what the row is about, and the function that gives the rest of it."""
+    """A measurement: the first cells of its row, and the function that returns the others."""
 
     def __init__(self, part: str, about: Row, function: Callable[..., Row], *arguments: Any) -> None:
         self.part, self.about, self.function, self.arguments = part, about, function, arguments
@@ -39,11 +39,11 @@ class Job:
 class Run:
     """The options ``--quick``, ``--out`` and others, and a ``results.json`` that is written as it grows.
 
-    :param doc: what is measured: the text of ``--help``.
-    :param name: results go to ``results/<name>``, unless ``--out`` says otherwise.
-    :param quick: what ``--quick`` leaves.
-    :param options: more options, each with the words of ``add_argument``.
-    :ivar given: the options.
+    :param doc: the description of the measurement, the text of ``--help``.
+    :param name: the name of the folder ``results/<name>``, the default of ``--out``.
+    :param quick: the size of a run with ``--quick``, in words.
+    :param options: more options, each with the arguments of ``add_argument``.
+    :ivar given: the parsed options.
     """
 
     interval = 2.0  # seconds between two writes
@@ -61,7 +61,7 @@ class Run:
         self._written = 0.0
 
     def measure(self, jobs: Sequence[Job]) -> None:
-        """Every job in a process of its own; what fails says so in its row."""
+        """Run every job in a separate process; the row of a failed job has its message."""
         for job in (bar := tqdm(jobs, unit="run")):
             bar.set_description(str(job))
             self.keep(job.part, {**job.about, **attempted(job.function, *job.arguments)})
@@ -79,7 +79,7 @@ class Run:
         self._written = time.monotonic()
 
     def report(self, *parts: str) -> None:
-        """Paragraphs and tables, printed and written to ``report.md``."""
+        """Print paragraphs and tables, and write them to ``report.md``."""
         text = "\n\n".join(parts)
         write_atomically(self.out / "report.md", text + "\n")
         print(text)

@@ -36,7 +36,7 @@ HEADLINE = {  # the picture of the README: who applies the same kernel to the sa
 
 
 def methods(case: Case, quick: bool) -> list[str]:
-    """Ours everywhere; peers, whose time does not depend on the cloud, at the sizes they finish in minutes."""
+    """List the methods: ours everywhere; peers, whose time does not depend on the cloud, at sizes they finish in minutes."""
     one = case.cloud == "cube 0.1"
     if case.tol == 1e-4:
         return ["grid"]
@@ -52,7 +52,7 @@ def methods(case: Case, quick: bool) -> list[str]:
 
 
 def total(row: Row) -> float:
-    """Set-up and ten products."""
+    """Seconds of set-up and ten products."""
     return row["setup"] + PRODUCTS * row["kv"]
 
 
@@ -93,7 +93,7 @@ def report(rows: list[Row]) -> list[str]:
 
 
 def draw(rows: list[Row], path: Path) -> None:
-    """Time and memory in the unit cube at lengthscale 0.1, for the methods of :data:`HEADLINE`."""
+    """Draw time and memory in the unit cube at lengthscale 0.1, for the methods of :data:`HEADLINE`."""
     mine = [row for row in rows if row["cloud"] == "cube 0.1" and row["tol"] != 1e-4 and row.get("kv") is not None]
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
     curves(axes[0], mine, "number", total, HEADLINE)

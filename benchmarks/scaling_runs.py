@@ -1,4 +1,4 @@
-"""The runs of :mod:`benchmarks.scaling`: clouds, our routes, the peers, and the truth they are held against."""
+"""The runs of :mod:`benchmarks.scaling`: clouds, our routes, the peers, and reference values."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def bumpy_sphere(number: int) -> tuple[Tensor, float]:
 
 
 def measure(case: Case, method: str, reference: str) -> Row:
-    """Seconds of set-up, W v and K v; peak memory; errors."""
+    """Measure seconds of set-up, W v and K v; peak memory; errors."""
     torch.set_num_threads(multiprocessing.cpu_count())
     warnings.simplefilter("ignore")
     run = run_ours if method in OURS else run_peer
@@ -129,7 +129,7 @@ def run_peer(case: Case, method: str) -> Row:
 
 
 def reference(case: Case, path: str) -> Row:
-    """Write exact values to a file; say what they are."""
+    """Write exact values to a file, and return their description."""
     warnings.simplefilter("ignore")
     graph, v, series = case.graph(torch.float64), case.vector().double(), Diffusion(TIME)
     if case.number <= EXACT:

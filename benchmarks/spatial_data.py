@@ -24,7 +24,7 @@ __all__ = ["Lattice", "heaton", "lattice", "shape"]
 class Lattice:
     """Values on cells of a lattice, some of them hidden. Observed cells come first.
 
-    :ivar cells: whole coordinates, (N, 2); ``observed`` and ``hidden`` are the values.
+    :ivar cells: integer coordinates, (N, 2); ``observed`` and ``hidden`` are the values.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Lattice:
         return self.cells[len(self.observed) :]
 
     def quarter(self) -> Lattice:
-        """Of the four corners, half as wide and half as high, that with the widest gap: the steps of solvers follow gaps."""
+        """Corner of half the width and height with the widest gap, among four: gaps determine the steps of solvers."""
         low = self.cells < self.cells.max(0) / 2
         return max((self._part((low == side).all(-1)) for side in itertools.product((True, False), repeat=2)), key=_widest_gap)
 
@@ -61,7 +61,7 @@ def _widest_gap(problem: Lattice) -> float:
 def matern_field(shape: tuple[int, int], reach: float, smoothness: float, rng: np.random.Generator) -> np.ndarray:
     r"""A stationary random field of mean 0 and variance 1, by its spectrum :math:`(1 + (\ell k)^2)^{-\nu - 1}`.
 
-    It is drawn on a torus of twice the size, so that opposite sides have nothing to do with each other.
+    It is drawn on a torus of twice the size, so that opposite sides are almost independent.
     """
     padded = tuple(2 * side for side in shape)
     frequency = sum(np.meshgrid(*((2 * np.pi * np.fft.fftfreq(side)) ** 2 for side in padded), indexing="ij"))

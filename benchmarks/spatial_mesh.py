@@ -28,7 +28,7 @@ def problem(vertices: np.ndarray) -> tuple[np.ndarray, float, np.ndarray, np.nda
 
 
 def exact(vertices: np.ndarray, spacing: float, known: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Ids of some vertices, and the standard deviations there: the algebra of a precision with sparse factors."""
+    """Compute ids of some vertices and the standard deviations there, by sparse factors of the precision."""
     number = len(vertices)
     pairs = scipy.spatial.cKDTree(vertices).sparse_distance_matrix(
         scipy.spatial.cKDTree(vertices), 6.5 * spacing, output_type="coo_matrix"
@@ -60,7 +60,7 @@ def exact(vertices: np.ndarray, spacing: float, known: np.ndarray, values: np.nd
 
 
 def mesh(path: Path) -> Row:
-    """Mean and deviations at all vertices, and the error of the deviations at some."""
+    """Measure mean and deviations at all vertices, and the error of the deviations at some."""
     vertices, spacing, known, targets = problem(np.load(path)["vertices"])
     graph = ImplicitGraph(torch.from_numpy(vertices), Gaussian(spacing))
     ids, values = torch.from_numpy(known), torch.from_numpy(targets[known])

@@ -23,8 +23,8 @@ __all__ = ["MODELS", "cg_steps", "measure"]
 
 # Ours: a graph as short as the cells allow, its range from kappa; the noise on the scale of the kernel before its amplitude.
 SPACINGS, CUTOFF, KAPPA, NOISE = 0.5, 1e-4, 87.0, 0.01
-EPOCHS = 5  # of the variational GP
-NEIGHBORS = 20  # of the Vecchia approximation
+EPOCHS = 5  # passes of the variational GP over the data
+NEIGHBORS = 20  # conditioning set of the Vecchia approximation
 
 Prediction = tuple[np.ndarray, np.ndarray, dict[str, Any]]  # means, variances, remarks
 
@@ -37,15 +37,15 @@ def solver_of(problem: Lattice, nu: float) -> Any:
     kernel: Any = graph_kernel(graph, Matern(nu, KAPPA), features=features, tol=1e-3)
     seen = nodes_of(points, torch.arange(len(problem.observed)))
     noise = torch.tensor(NOISE, dtype=points.dtype)
-    return kernel.covariance(seen, seen, None).add_diagonal(noise).structured_solver()
+    return kernel.covariance(seen, seen, None).add_diagonal(noise).solver()
 
 
 def trend(solver: Any, values: Tensor) -> tuple[float, float, int]:
     """A constant mean by generalised least squares, the likeliest amplitude, and the steps of conjugate gradients."""
-    found = solver.iterate(torch.stack([values, torch.ones_like(values)], -1))
+    found = solver.solve(torch.stack([values, torch.ones_like(values)], -1))
     weighted, one = found.solution.unbind(-1)
     mean = float(weighted.sum() / one.sum())
-    return mean, float(((values - mean) * (weighted - mean * one)).mean()), len(found.residuals)
+    return mean, float(((values - mean) * (weighted - mean * one)).mean()), found.report.steps
 
 
 def ours(nu: float) -> Callable[[Lattice], Prediction]:
@@ -53,7 +53,7 @@ def ours(nu: float) -> Callable[[Lattice], Prediction]:
         start = time.perf_counter()
         solver, values, number = solver_of(problem, nu), torch.from_numpy(problem.observed), len(problem.observed)
         mean, amplitude, steps = trend(solver, values)
-        filled = solver.node_mean((values - mean).unsqueeze(-1)).squeeze(-1) + mean
+        filled = solver.condition((values - mean).unsqueeze(-1))[0].squeeze(-1) + mean
         half = time.perf_counter() - start
         variance, _ = solver.variances()
         remarks = {"amplitude": amplitude, "steps": steps, "seconds_of_mean": half}
@@ -96,7 +96,7 @@ def variational(problem: Lattice) -> Prediction:
 
 
 def nearest(problem: Lattice) -> Prediction:
-    """The nearest observed value. Its variance: how much observed values differ that are as far apart."""
+    """Predict the nearest observed value, with the variance of differences of observed values at that distance."""
     tree, rng = scipy.spatial.cKDTree(problem.seen), np.random.default_rng(0)
     distance, index = tree.query(problem.unseen)
     one, angle = rng.integers(len(problem.seen), size=len(distance)), rng.uniform(0, 2 * np.pi, len(distance))

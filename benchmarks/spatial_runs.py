@@ -24,7 +24,7 @@ STEPS = 30
 
 @torch.no_grad()
 def scaling(name: str, number: int, nu: float) -> Row:
-    """The posterior of a random field of the prior, observed at a tenth of the nodes with noise."""
+    """Measure the posterior of a random field of the prior, observed at a tenth of the nodes with noise."""
     points, clock = shape(name, number), Clock()
     graph = clock.time("graph", lambda: knn_graph(points, NEIGHBORS))
     kappa = KAPPA[name] * (number / AT) ** (1 / DIMENSION[name])
@@ -39,12 +39,12 @@ def scaling(name: str, number: int, nu: float) -> Row:
     def set_up() -> Any:
         seen = nodes_of(points, observed)
         kernel: Any = graph_kernel(graph, Matern(nu, kappa))
-        solver = kernel.covariance(seen, seen, None).add_diagonal(noise).structured_solver()
+        solver = kernel.covariance(seen, seen, None).add_diagonal(noise).solver()
         solver._precondition  # noqa: B018, made on first use
         return solver
 
     solver = clock.time("setup", set_up)
-    weighted = solver.observations.to_nodes(solver.observations.solve(values.unsqueeze(-1)))
+    weighted = solver.observations.inputs.to_nodes(solver.observations.solve(values.unsqueeze(-1)))
     found, residuals = clock.time("mean", lambda: solver._solve(solver.precision.renumbered(weighted), 1e-9))
     mean = solver.precision.numbered(found).squeeze(-1)
     variance, error = clock.time("deviations", lambda: solver.variances(SAMPLES))
@@ -62,7 +62,7 @@ def scaling(name: str, number: int, nu: float) -> Row:
 
 
 def training(name: str, number: int, nu: float) -> Row:
-    """Adam on kappa, output scale, noise and mean; all nodes are observed."""
+    """Measure steps of Adam on kappa, output scale, noise and mean; all nodes are observed."""
     points, clock = shape(name, number), Clock()
     values = torch.sin(4 * points[:, 0]) * torch.cos(3 * points[:, 1])
     values = values + 0.1 * torch.randn(number, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

@@ -14,8 +14,9 @@ features are drawn anew for every walk are run in batches and averaged, because 
 together; the law is the same. Other processes on the same cores spoil the times many times over, unless ``--threads 1``.
 
 **"As printed".** Algorithm 2 estimates the series of :math:`P = D^{-1} W`. Its symmetric form needs :math:`D^{\pm 1/2}`, and
-degrees by random features span hundreds of orders of magnitude where no feature looks. So the paper's walks are run twice:
-with degrees from the features (``normalization="symmetric"``), and on P with the *exact* degrees around, which favours them.
+degrees by random features span hundreds of orders of magnitude at points far from every feature. So the paper's walks run
+twice: with degrees from the features (``normalization="symmetric"``), and on P with the *exact* degrees around, which is an
+advantage.
 
 **Tuning.** Temperature, importance scale (in units of :math:`N^{1/3}`) and the lengthscale of the spread are tuned for each
 kernel and method at N = 200 and one r, on another cloud than the measured one.
@@ -67,7 +68,7 @@ Tuned = dict[tuple[str, str], Choice]
 
 
 def measure(problem: Problem, method: str, r: int | None, walks: int, choice: Choice, budget: float) -> Row:
-    """Raises ValueError where the method refuses, or gives nothing finite."""
+    """Measure one method; raise ValueError if it refuses, or if its result is not finite."""
     seconds, found = least(lambda: METHODS[method].run(problem, r, walks, choice), budget)
     error = relative(found, problem.product)
     if not math.isfinite(error):
@@ -76,7 +77,7 @@ def measure(problem: Problem, method: str, r: int | None, walks: int, choice: Ch
 
 
 def tune(run: Run, plan: dict[str, Any]) -> Tuned:
-    """The best choice for every kernel and method, on a small cloud of its own."""
+    """Choose the best setting for every kernel and method, on a separate small cloud."""
     size, r, most = plan["tune"].values()
     found: Tuned = {}
     jobs = itertools.product(make_problems(size, PROBES, seed=1), [name for name, method in METHODS.items() if method.tuned])
@@ -97,7 +98,7 @@ def tune(run: Run, plan: dict[str, Any]) -> Tuned:
 
 
 def jobs_of(size: int, plan: dict[str, Any], work: float) -> Iterator[tuple[str, str, int | None]]:
-    """Kernel, method and r of every run that is affordable."""
+    """List kernel, method and r of every run that is affordable."""
     for kernel, (name, method) in itertools.product(SERIES, METHODS.items()):
         for r in plan["features"] if method.features else (None,):
             # A quarter of the work for the form with degrees from features.
@@ -126,7 +127,7 @@ def measure_all(run: Run, plan: dict[str, Any]) -> None:
 
 
 def error_table(rows: list[Row], sizes: list[int]) -> str:
-    """The best error over r: that r, and the time as a multiple of GRF's."""
+    """Make the table of the best error over r, with that r, and the time as a multiple of GRF's."""
     best: dict[tuple[str, int], Row] = {}
     for row in sorted(rows, key=lambda row: -row["fne"]):
         best[row["method"], row["nodes"]] = row
@@ -144,7 +145,7 @@ def error_table(rows: list[Row], sizes: list[int]) -> str:
 
 
 def draw(rows: list[Row], sizes: list[int], title: str, path: Path) -> None:
-    """Error against time, a panel for every N."""
+    """Draw error against time, a panel for every N."""
     styles = {name: {"color": method.color, "label": method.label} for name, method in METHODS.items()}
     width = max(4.2 * len(sizes), 9.0)
     figure, axes = plt.subplots(1, len(sizes), figsize=(width, 5.5), sharey=True, squeeze=False, layout="constrained")

@@ -14,7 +14,6 @@ from tqdm import tqdm
 from benchmarks.explicit import gaussian_list, normalized
 from swing_gp import (
     Diffusion,
-    FeatureMap,
     Gaussian,
     ImplicitGraph,
     LandmarkFeatures,
@@ -26,15 +25,16 @@ from swing_gp import (
     graph_kernel,
     grf_kernel,
 )
+from swing_gp.features.base import FeatureMap
 from swing_gp.operators.exact import exact_kernel_product
 
 __all__ = ["METHODS", "SERIES", "Choice", "Method", "Problem", "make_problems"]
 
 SERIES: dict[str, Series] = {"random_walk": RandomWalk(2), "diffusion": Diffusion(0.5)}
 HALTING = 0.3
-WALK_TOL = 1e-4  # what may remain of the series beyond a fixed horizon
-CUTOFF = 1e-12  # weights below are no edges of the explicit graph
-LIST_TOL = 1e-6  # asked of the neighbour list
+WALK_TOL = 1e-4  # share of the series beyond a fixed horizon
+CUTOFF = 1e-12  # least weight of an edge of the explicit graph
+LIST_TOL = 1e-6  # tolerance of the neighbour list
 # Entries of the feature matrices that one batch of walks may hold: some 0.8 GB in all with what is cached beside them. Exact
 # transitions keep little, but fragment the heap (32 MB blocks between small tensors that stay), so fewer.
 BATCH_ENTRIES, PAIRWISE_ENTRIES = 2**25, 2**22
@@ -42,7 +42,7 @@ BATCH_ENTRIES, PAIRWISE_ENTRIES = 2**25, 2**22
 
 @dataclass(frozen=True)
 class Problem:
-    """One cloud and one kernel: probes, and what K does to them."""
+    """One cloud and one kernel, with probes and their products with K."""
 
     kernel: str
     graph: ImplicitGraph
@@ -55,7 +55,7 @@ class Problem:
 
 
 def make_problems(size: int, probes: int, seed: int = 0) -> list[Problem]:
-    """One a kernel, on the paper's cloud: about one other point within unit distance, whatever N is."""
+    """Make one problem a kernel, on the paper's cloud: about one other point within unit distance, whatever N is."""
     half = (math.pi * size / 6) ** (1 / 3)
     points = (2 * torch.rand(size, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) - 1) * half
     graph = ImplicitGraph(points, Gaussian(1.0))
@@ -65,7 +65,7 @@ def make_problems(size: int, probes: int, seed: int = 0) -> list[Problem]:
 
 @dataclass(frozen=True)
 class Choice:
-    """Hyper-parameters; each method uses those it has."""
+    """Hyper-parameters of the methods; each uses some."""
 
     temperature: float = 0.55
     importance: float = 1.0  # times N^(1/3)
@@ -107,7 +107,7 @@ def collapsed(kind: str) -> Callable[..., Tensor]:
 
 
 def lookahead(problem: Problem, r: int | None, walks: int, choice: Choice) -> Tensor:
-    """With features, or with exact transitions: what the walks alone cost in accuracy."""
+    """Estimate by lookahead walks with features, or with exact transitions, whose error is that of the walks alone."""
     return walked(problem, problem.graph, "data", r, Walks(walks, choice.temperature, sides=1), choice)
 
 
@@ -146,7 +146,7 @@ def walked(
 
 @dataclass(frozen=True)
 class Method:
-    """How it is run, what it takes, which hyper-parameters it has, and how it is drawn."""
+    """A method: its function, its cost, its hyper-parameters, and its style in pictures."""
 
     label: str
     run: Callable[..., Tensor]

@@ -2,7 +2,7 @@
 
     python -m benchmarks.training [--quick] [--out results/training]
 
-Beside it, in the same run: the product of an N x 256 with a 256 x 256 matrix, the yardstick of what such a step must cost, and
+Beside it, in the same run: the product of an N x 256 with a 256 x 256 matrix, the least cost of such a step, and
 GPyTorch's RFFKernel with as many features. Single precision, unit cube in 3-D, lengthscale 0.3. Each kernel's error is that of
 the covariance it approximates (diffusion of the graph, RBF) on 2,000 nodes, relative to that covariance off its diagonal.
 """
@@ -34,7 +34,7 @@ def kernel_of(name: str, points: torch.Tensor) -> Any:
 
 
 def measure(name: str, number: int) -> Row:
-    """Seconds of a training step and of predicting 10,000 points, the yardstick, the kernel's error, peak memory."""
+    """Measure seconds of a training step, of predicting 10,000 points and of the matrix product; the error; peak memory."""
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(0)
@@ -53,7 +53,7 @@ def measure(name: str, number: int) -> Row:
         posterior = model(torch.rand(10_000, 3, generator=torch.Generator().manual_seed(1)))
         assert torch.isfinite(torch.stack([posterior.mean, posterior.variance])).all()
 
-    step()  # chooses landmarks, and loads what it loads
+    step()  # selects landmarks, and loads libraries
     seconds, _ = least(step, budget=8)
     model.eval()
     clock.time("predict", predict)

@@ -49,7 +49,7 @@ VARIANTS = ["ViT", "GRF mask", "SWING mask, as printed", "collapsed mask", "coll
 
 @dataclass(frozen=True)
 class Regime:
-    """Patches of how many pixels a side, how many images to learn from, and for how long."""
+    """Pixels per side of a patch, number of training images, and number of steps."""
 
     name: str
     patch: int
@@ -83,7 +83,7 @@ def kernel_of(name: str, grid: int, seed: int) -> Any:
 
 
 def mask_of(name: str, grid: int, seed: int, strength: float = 1.0) -> Callable[[], nn.Module | None]:
-    """A function that makes the mask of one layer."""
+    """Make the function that makes the mask of one layer."""
     if name == "ViT":
         return lambda: None
     kernel = kernel_of(name, grid, seed)
@@ -92,7 +92,7 @@ def mask_of(name: str, grid: int, seed: int, strength: float = 1.0) -> Callable[
 
 
 def mask_error(name: str, grid: int, seed: int) -> float:
-    """Of the mask against that of the exact kernel, off the diagonal, relative to it."""
+    """Relative error of the mask, off the diagonal, against that of the exact kernel."""
     ours, truth = (mask_of(which, grid, seed)().bias()[0, 1:, 1:].detach() for which in (name, "collapsed mask"))
     return float((ours - truth).fill_diagonal_(0).norm() / truth.fill_diagonal_(0).norm())
 

@@ -39,8 +39,8 @@ class Block(nn.Module):
 class ViT(nn.Module):
     """Patches, a class token and learnt positions; the class is read from the class token.
 
-    :param side: pixels of the square image; each patch has ``patch`` by ``patch`` of them.
-    :param make_mask: called once a layer for its mask, or for None.
+    :param side: the side of the square image in pixels; a patch has ``patch`` by ``patch``.
+    :param make_mask: a function that returns the mask of one layer, or None; called once a layer.
     """
 
     def __init__(

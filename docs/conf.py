@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT))
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import swing_gp
-from swing_gp.cli.main import _parser
+from swing_gp.cli.arguments import command_parser
 
 project = "swing_gp"
 copyright = "the authors of swing_gp"
@@ -49,12 +49,14 @@ python_maximum_signature_line_length = 100
 nitpicky = True
 nitpick_ignore_regex = [
     ("py:.*", r"(abc|argparse|collections|gpytorch|linear_operator|np|numpy|os|pathlib|scipy|sklearn|torch)\..*"),
-    ("py:.*", r"Any|Callable|Interval|Kernel|LinearOperator|Path|Prior|Sequence|Tensor"),
+    ("py:.*", r"Any|ArrayLike|Axes|Callable|Figure|Interval|Kernel|LinearOperator|Path|Prior|Sequence|Tensor"),
+    # Modules have no pages of their own.
+    ("py:mod", r"swing_gp\..*"),
     # Bases and types in signatures that nobody has to make by hand.
     (
         "py:class",
-        r"swing_gp\.(linalg|operators|utils|graphs.inputs|features.neighbors)\..*|dict\[str"
-        r"|swing_gp\..*\.(_Binomial|_Matern|_?Map|_?Mask|Any_Graph)",
+        r"swing_gp\.(linalg|solvers|operators|utils|graphs.inputs|features.neighbors)\..*|dict\[str"
+        r"|swing_gp\..*\.(_Binomial|_MaternEdge|_?Map|_?Mask|Alternative|FeatureMapT|GraphT|ScoredFamily|SmoothEdge)",
     ),
 ]
 
@@ -65,7 +67,7 @@ class CommandHelp(Directive):
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
-        parser = next(action for action in _parser()._actions if action.dest == "command").choices[self.arguments[0]]
+        parser = next(action for action in command_parser()._actions if action.dest == "command").choices[self.arguments[0]]
         text = parser.format_help()
         return [nodes.literal_block(text, text, language="text")]
 

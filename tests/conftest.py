@@ -3,6 +3,7 @@ import pickle
 import random
 import sys
 import unittest
+import zlib
 from pathlib import Path
 
 # torch and finufft each bring an OpenMP runtime whose idle threads spin; on two shared cores that slows both by far.
@@ -23,6 +24,30 @@ SETTINGS = [
     for setting in vars(module).values()
     if isinstance(setting, type) and (hasattr(setting, "_global_value") or hasattr(setting, "_state"))
 ]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--tenth", action="store_true", help="a tenth of the tests of every file, and those that failed last time")
+
+
+@pytest.hookimpl(trylast=True)  # of what other options leave
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the tenth: of every file the tests whose names have the least check sums, so that it is the same one every time, but
+    none that takes long; and all that failed last time."""
+    if not config.getoption("--tenth"):
+        return
+    failed = set(config.cache.get("cache/lastfailed", {}))
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("long"):
+            continue
+        files.setdefault(item.path, []).append(item)
+    kept = set()
+    for tests in files.values():
+        tests.sort(key=lambda item: zlib.crc32(item.nodeid.encode()))
+        kept |= {item.nodeid for item in tests[: -(-len(tests) // 10)]}
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept | failed])
+    items[:] = [item for item in items if item.nodeid in kept | failed]
 
 
 def global_state() -> dict[str, object]:

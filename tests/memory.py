@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import textwrap
-from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+import apart
 
-# glibc raises the size from which it maps memory, and keeps what is freed below it: peaks of one script then differ by
-# 0.15 GiB from run to run. With a fixed threshold every large tensor is mapped, and returned when it is freed.
-ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "262144", "MALLOC_ARENA_MAX": "2"}
+# What scripts use, and with it nearly all of the package.
+MODULES = ("swing_gp.models.regressor", "swing_gp.models.interpolation", "swing_gp.parallel.streaming")
 
 
 def peak_of(script: str) -> float:
     """Run the script; its largest resident size in GiB, torch itself included."""
     script = textwrap.dedent(script) + "\nfrom swing_gp.utils.memory import peak_gigabytes\nprint(peak_gigabytes())\n"
-    command = [sys.executable, "-c", script]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=os.environ | ALLOCATOR)
-    assert result.returncode == 0, result.stderr
-    return float(result.stdout.split()[-1])
+    return float(apart.run(script, *MODULES).split()[-1])

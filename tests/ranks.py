@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 # Imported once, then forked: a process starts in a tenth of a second.
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["swing_gp", "ranks"])
+CONTEXT.set_forkserver_preload(["ranks", "swing_gp.cli.sharded", "swing_gp.models.interpolation"])
 
 
 def _main(function: Callable, rank: int, world: int, folder: str, timeout: float, args: tuple) -> None:

@@ -21,7 +21,6 @@ from swing_gp import (
     Gaussian,
     ImplicitGraph,
     InverseCosine,
-    Laplace,
     LogMatern,
     Matern,
     PowerSeries,
@@ -30,6 +29,7 @@ from swing_gp import (
     Series,
     SpectralEdge,
 )
+from swing_gp.graphs.edges import Laplace
 
 DTYPES = (torch.float64, torch.float32)
 SHAPES = ("uniform", "clusters", "duplicates", "outliers", "far apart", "collinear", "lattice", "one place")

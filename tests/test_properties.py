@@ -27,16 +27,12 @@ from swing_gp import (
     ConvergenceWarning,
     Diffusion,
     DiffusionKernel,
-    FeatureKernelLinearOperator,
     Gaussian,
-    GridKernelLinearOperator,
     ImplicitGraph,
     InverseCosine,
     InverseCosineKernel,
-    Laplace,
     LogMatern,
     LogMaternKernel,
-    LowRankPlusDiagonal,
     Matern,
     MaternGraphKernel,
     NeighborFeatures,
@@ -47,7 +43,6 @@ from swing_gp import (
     RegularizedLaplacian,
     RegularizedLaplacianKernel,
     Series,
-    SeriesLinearOperator,
     Walks,
     adjacency,
     graph_kernel,
@@ -56,6 +51,11 @@ from swing_gp import (
 from swing_gp.features.auto import choose_features, default_tol
 from swing_gp.features.grid import count_modes, position_rounding
 from swing_gp.features.neighbors import list_cutoff
+from swing_gp.graphs.edges import Laplace
+from swing_gp.operators.grid_kernel import GridKernelLinearOperator
+from swing_gp.operators.low_rank_kernel import FeatureKernelLinearOperator
+from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
+from swing_gp.operators.polynomial_kernel import SeriesLinearOperator
 
 UNHURRIED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large]}
 settings.register_profile("default", derandomize=True, database=None, **UNHURRIED)

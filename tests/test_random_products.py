@@ -26,7 +26,6 @@ from swing_gp import (
     Gaussian,
     ImplicitGraph,
     InverseCosine,
-    Laplace,
     LogMatern,
     Matern,
     PowerSeries,
@@ -36,6 +35,7 @@ from swing_gp import (
     graph_kernel,
 )
 from swing_gp.features.auto import default_tol
+from swing_gp.graphs.edges import Laplace
 
 CHUNKS, PER_CHUNK, SMALL = 30, 100, 40
 MAX_SECONDS = 60

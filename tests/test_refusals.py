@@ -14,7 +14,6 @@ from swing_gp import (
     Gaussian,
     ImplicitGraph,
     LandmarkFeatures,
-    Laplace,
     LogMatern,
     LogMaternKernel,
     Matern,
@@ -32,6 +31,7 @@ from swing_gp import (
     grf_kernel,
     solve,
 )
+from swing_gp.graphs.edges import Laplace
 
 NOT_POSITIVE = [
     float("nan"),

@@ -1,1 +1,1 @@
-"""The commands of ``swing-gp``, one per module: its arguments, and what it does with them."""
+"""The command line: the arguments of all commands in one module, and one module a command that does the work."""

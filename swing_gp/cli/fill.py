@@ -4,57 +4,40 @@ from __future__ import annotations
 
 import argparse
 import time
-from pathlib import Path
 
 import numpy as np
 
-from swing_gp.cli.output import UsageError, check_options, prepare_folder, print_line, print_table, save_report
+from swing_gp.cli.output import (
+    UsageError,
+    check_options,
+    prepare_folder,
+    print_line,
+    print_table,
+    refuse_given,
+    save_report,
+)
 from swing_gp.io.fields import load_field, save_matrix
 from swing_gp.io.pictures import field_picture, require_matplotlib
 from swing_gp.models.interpolation import interpolate
 from swing_gp.utils.files import whole_file
 from swing_gp.utils.memory import peak_gigabytes
 
-DESCRIPTION = """\
-Fill the gaps of a field on a lattice: a satellite image under clouds, a map with holes.
-
-Every cell is a node. The model is chosen by how well known cells are predicted that are held out the way gaps lie; the table
-says what was tried, and what the mean and the nearest known cell score.
-
-Writes into DIR:
-  filled.npz       the field without gaps, the standard deviations, which cells were known, x and y
-  filled.csv, std.csv  the same as matrices, if the field came as one
-  filled.png       before, after, and the standard deviation
-  report.json      settings, scores on held-out cells, times and memory
-"""
-EXAMPLES = """\
-examples:
-  swing-gp fill temperature.csv --out out
-  swing-gp fill scene.npz --variable ndvi --mean linear --out out
-
-exit codes: 0 done, 1 the field or the folder cannot be used, 2 wrong arguments
-"""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "field", type=Path, help="a CSV matrix with empty cells in gaps, or NPZ with a matrix that has NaN there"
-    )
-    parser.add_argument("--variable", metavar="NAME", help="the matrix of an NPZ file that has several")
-    parser.add_argument("--mean", choices=("constant", "linear"), default="constant", help="of the GP (%(default)s)")
-    parser.add_argument("--time-limit", type=float, metavar="SECONDS", help="begin to try no further family after this time")
-    parser.add_argument("--seed", type=int, default=0, help="of what is held out (%(default)s)")
+# Parameters of numpy.savez_compressed, which arrays cannot be called.
+WORDS = ("file", "allow_pickle")
 
 
 def run(arguments: argparse.Namespace) -> None:
     check_options(arguments, "time_limit")
+    matrices = arguments.field.suffix.lower() != ".npz"
+    if matrices:
+        refuse_given(arguments, ["variable"], "only with an NPZ file; a CSV file has one field")
     require_matplotlib()
     start = time.perf_counter()
     field = load_field(arguments.field, arguments.variable)
     known = np.isfinite(field.values).ravel()
     if known.all():
         raise UsageError(f"{arguments.field}: the field has no gap to fill.")
-    out = prepare_folder(arguments.out)
+    out = prepare_folder(arguments.out, [arguments.field], ["filled.npz", *(["filled.csv", "std.csv"] if matrices else [])])
     rows, columns = field.values.shape
     print_line("field", f"{field.name}: {rows:,} x {columns:,} cells, {int((~known).sum()):,} in gaps ({np.mean(~known):.0%})")
     ids = np.flatnonzero(known)
@@ -74,10 +57,11 @@ def run(arguments: argparse.Namespace) -> None:
     print_line("time", f"{sum(seconds.values()):.1f} s, memory {memory:.2f} GB")
 
     with whole_file(out / "filled.npz") as temporary, temporary.open("wb") as file:
-        content = {field.name: filled, "std": std, "known": known.reshape(rows, columns), "x": field.x, "y": field.y}
-        np.savez_compressed(file, **content)
-    written = "filled.npz, filled.png, report.json"
-    if arguments.field.suffix.lower() != ".npz":
+        content = {"std": std, "known": known.reshape(rows, columns), "x": field.x, "y": field.y}
+        name = "filled" if field.name in {*content, *WORDS} else field.name
+        np.savez_compressed(file, **content, **{name: filled})  # type: ignore[arg-type]  # its other words are no names here
+    written = f"filled.npz (the field as {name!r}), filled.png, report.json"
+    if matrices:
         save_matrix(out / "filled.csv", filled)
         save_matrix(out / "std.csv", std)
         written = f"filled.csv, std.csv, {written}"
@@ -85,7 +69,13 @@ def run(arguments: argparse.Namespace) -> None:
     title = f"{field.name}: held-out cells are predicted with an RMSE of {score:.3g}"
     title += "" if nearest is None else f" (nearest known cell {nearest.score:.3g})"
     field_picture(out / "filled.png", field, filled, std, title=title)
-    report = {"field": str(arguments.field), "variable": field.name, "shape": [rows, columns], "known": int(known.sum())}
+    report = {
+        "field": str(arguments.field),
+        "variable": field.name,
+        "written_as": name,
+        "shape": [rows, columns],
+        "known": int(known.sum()),
+    }
     report |= {"mean": arguments.mean, "seed": arguments.seed, "noise_std": noise, "family": table.chosen.family}
     report |= {"settings": dict(table.chosen.settings), "table": table.records(), "seconds": seconds}
     save_report(out / "report.json", {**report, "memory_gigabytes": memory})

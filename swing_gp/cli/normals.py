@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from pathlib import Path
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -13,74 +13,39 @@ from scipy.interpolate import NearestNDInterpolator
 from sklearn.preprocessing import normalize
 from torch import Tensor
 
-from swing_gp.cli.output import UsageError, check_options, prepare_folder, print_line, print_table, save_report
-from swing_gp.features.auto import NAMES
+from swing_gp.cli.output import (
+    UsageError,
+    check_features,
+    check_options,
+    prepare_folder,
+    print_line,
+    print_table,
+    refuse_given,
+    save_report,
+)
 from swing_gp.graphs.edges import Gaussian
 from swing_gp.graphs.implicit import ImplicitGraph
 from swing_gp.graphs.nearest import knn_graph
 from swing_gp.io.meshes import MeshError, VertexNormals, load_mesh, save_ply, vertex_normals
 from swing_gp.io.pictures import angles_between, normals_picture, require_matplotlib
 from swing_gp.models.interpolation import Interpolation, interpolate
-from swing_gp.models.selection import RULES
 from swing_gp.series.families import Diffusion
 from swing_gp.series.log_matern import LogMatern
 from swing_gp.utils.memory import peak_gigabytes
 
 NEIGHBORS = 10
-DESCRIPTION = """\
-Hide the normals of most vertices of a mesh and predict them from the rest.
-
-The vertices are the nodes; the mesh's own edges are not used. The model is chosen by how well known vertices that are held out
-are predicted (Gaussian processes on coordinates, on coordinates that a graph extends, on graphs); masked vertices are never
-used, and the table says what was tried. --lengthscale fixes the lengthscale of an implicit graph and the series, --noise the
-noise as well; --features, --num-features and --tol are for implicit graphs alone.
-
-Writes into DIR:
-  normals.ply    the mesh with predicted normals, coloured by the error at masked vertices
-  normals.png    true normals, predicted normals, and where they differ
-  report.json    scores, settings, times and memory
-"""
-EXAMPLES = """\
-examples:
-  swing-gp normals bunny.ply --out out
-  swing-gp normals scan.stl --mask 0.5 --rule paper --features neighbors --out out
-  swing-gp normals part.obj --lengthscale 0.02 --time 12 --noise 0.01 --out out
-
-exit codes: 0 done, 1 the mesh or the folder cannot be used, 2 wrong arguments
-"""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("mesh", type=Path, help="an STL, PLY, OBJ or OFF file, or NPZ with vertices and faces")
-    parser.add_argument("--mask", type=float, default=0.8, metavar="SHARE", help="share of vertices to hide (%(default)s)")
-    parser.add_argument("--rule", choices=RULES, default="gp", help="how known normals are combined (%(default)s)")
-    parser.add_argument("--features", choices=NAMES, default="auto", help="how the weights are computed (%(default)s)")
-    parser.add_argument("--num-features", type=int, metavar="N", help="how many features, where the map has a number")
-    parser.add_argument("--tol", type=float, help="relative error of the kernel to aim for (1e-4)")
-    parser.add_argument("--series", choices=("diffusion", "log_matern"), default="diffusion", help="with --lengthscale")
-    parser.add_argument("--lengthscale", type=float, help="of the weights, for a mesh scaled to [-1, 1]; chosen if absent")
-    parser.add_argument("--time", type=float, default=12.0, help="of the diffusion, with --lengthscale (%(default)s)")
-    parser.add_argument("--nu", type=float, default=3.0, help="smoothness of log_matern (%(default)s)")
-    parser.add_argument("--kappa", type=float, default=3.0, help="range of log_matern (%(default)s)")
-    parser.add_argument("--graph", choices=("implicit", "knn"), default="implicit",
-                        help="Gaussian weights, or 10 nearest neighbours (%(default)s)")  # fmt: skip
-    parser.add_argument("--noise", type=float, help="of the GP, over the prior variance; chosen if absent")
-    parser.add_argument("--weighting", choices=("angle", "area"), default="angle", help="of faces in normals (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the mask (%(default)s)")
+# What may be given with --lengthscale, and what it is where it is not.
+SERIES = {"diffusion": {"time": 12.0}, "log_matern": {"nu": 3.0, "kappa": 3.0}}
 
 
 def run(arguments: argparse.Namespace) -> None:
-    check_options(arguments, "lengthscale", "time", "nu", "kappa", "noise", "tol", "num_features", share="mask")
-    if arguments.noise is not None and (arguments.rule != "gp" or arguments.lengthscale is None):
-        raise UsageError("--noise needs --rule gp and --lengthscale.")
-    if arguments.graph == "knn" and (arguments.lengthscale is not None or arguments.features != "auto"):
-        raise UsageError("--lengthscale and --features belong to --graph implicit.")
+    _check(arguments)
     require_matplotlib()
     start = time.perf_counter()
     mesh = load_mesh(arguments.mesh).normalized()
     normals = vertex_normals(mesh, arguments.weighting)
     known, masked = split(normals, arguments.mask, arguments.seed)
-    out = prepare_folder(arguments.out)
+    out = prepare_folder(arguments.out, [arguments.mesh], ["normals.ply"])
     print_line("mesh", f"{mesh.name}: {mesh.num_vertices:,} vertices, {len(mesh.faces):,} faces")
     without = int((~normals.valid).sum())
     if normals.degenerate_faces or without:
@@ -122,6 +87,27 @@ def run(arguments: argparse.Namespace) -> None:
     print_line("written", f"{out / 'normals.ply'}, normals.png, report.json")
 
 
+def _check(arguments: argparse.Namespace) -> None:
+    """Refuse options that make no sense, alone or together."""
+    check_options(arguments, "lengthscale", "time", "nu", "kappa", "noise", "tol", "num_features", share="mask")
+    if arguments.noise is not None and (arguments.rule != "gp" or arguments.lengthscale is None):
+        raise UsageError("--noise needs --rule gp and --lengthscale.")
+    if arguments.graph == "knn" and (arguments.lengthscale is not None or arguments.features != "auto"):
+        raise UsageError("--lengthscale and --features belong to --graph implicit.")
+    if arguments.graph == "knn":
+        refuse_given(arguments, ["num_features", "tol"], "only with --graph implicit")
+    if arguments.lengthscale is None:
+        refuse_given(
+            arguments, ["series", *chain(*SERIES.values())], "only with --lengthscale; without it the series is chosen"
+        )
+    series = arguments.series or "diffusion"
+    for other in set(SERIES) - {series}:
+        refuse_given(arguments, list(SERIES[other]), f"only with --series {other}")
+    if arguments.rule == "normalized" and series == "log_matern":
+        raise UsageError("--series log_matern has weights of both signs, which --rule normalized cannot take a mean with.")
+    check_features(arguments, series)
+
+
 def split(normals: VertexNormals, mask: float, seed: int) -> tuple[Tensor, Tensor]:
     """Ids of known and of masked vertices; those without a normal are neither."""
     valid = torch.from_numpy(np.flatnonzero(normals.valid))
@@ -144,7 +130,9 @@ def _interpolate(arguments: argparse.Namespace, points: Tensor, known: Tensor, v
         return interpolate(knn_graph(points, NEIGHBORS), known, values[known], **options)
     if arguments.lengthscale is None:
         return interpolate(points, known, values[known], **options)
-    series = Diffusion(arguments.time) if arguments.series == "diffusion" else LogMatern(arguments.nu, arguments.kappa)
+    name = arguments.series or "diffusion"
+    given = {word: getattr(arguments, word) for word in SERIES[name] if getattr(arguments, word) is not None}
+    series = (Diffusion if name == "diffusion" else LogMatern)(**{**SERIES[name], **given})
     return interpolate(ImplicitGraph(points, Gaussian(arguments.lengthscale)), known, values[known], series, **options)
 
 

@@ -3,71 +3,40 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 from scipy.linalg import norm
 from scipy.stats import norm as normal
 
-from swing_gp.cli.output import UsageError, check_options, prepare_folder, print_line, save_report
-from swing_gp.features.auto import NAMES
+from swing_gp.cli.arguments import GRAPH_KERNELS
+from swing_gp.cli.output import (
+    UsageError,
+    check_features,
+    check_options,
+    prepare_folder,
+    print_line,
+    refuse_given,
+    save_report,
+)
 from swing_gp.io.pictures import map_picture, regression_picture, require_matplotlib
 from swing_gp.io.tables import TableError, load_table, save_table
-from swing_gp.models.graph_gp import KERNELS
-from swing_gp.models.regressor import FAMILIES, GraphGPRegressor
+from swing_gp.models.regressor import GraphGPRegressor
 from swing_gp.utils.memory import peak_gigabytes
 
-DESCRIPTION = """\
-Gaussian process regression on a table. The kernel is chosen by held-out values among Matern kernels on the inputs, on inputs
-that a graph of all rows extends, and on the graph alone; what was tried is printed.
-
-Rows without a target are predicted; they are nodes of the graph. A share of the rows with a target is held out to score the
-predictions and the coverage of the intervals.
-
-Writes into DIR:
-  predictions.csv  for every row of the table: inputs, targets, use (train, held out, ...), mean and standard deviation
-  regression.png   predictions against held-out values, calibration, what was tried
-  map.png          where there are two inputs: predictions, their deviations, errors at held-out rows
-  report.json      scores, settings, times and memory
-  model.pt         the model, for GraphGPRegressor.load
-"""
-EXAMPLES = """\
-examples:
-  swing-gp regress sites.csv --x lon,lat,height --y gravity --out out
-  swing-gp regress plant.npz --x AT,V,AP,RH --y PE_MW --kernel log_matern --ard --steps 60 --out out
-
-exit codes: 0 done, 1 the table or the folder cannot be used, 2 wrong arguments
-"""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "table", type=Path, help="a CSV file (commas, semicolons or tabs) with names in its first line, or an NPZ file"
-    )
-    parser.add_argument("--x", required=True, metavar="A,B,C", help="the columns that are inputs")
-    parser.add_argument("--y", required=True, metavar="T", help="the column to predict; several (T,U) share one model")
-    parser.add_argument("--holdout", type=float, default=0.2, metavar="SHARE", help="share of targets held out (%(default)s)")
-    parser.add_argument("--kernel", choices=(*FAMILIES, *KERNELS), default="auto",
-                        help="the best on held-out values, a Matern kernel, or a graph kernel (%(default)s)")  # fmt: skip
-    parser.add_argument("--scaling", choices=("auto", "global", "columns"), default="auto",
-                        help="divide the inputs by one number, or each by its deviation (%(default)s)")  # fmt: skip
-    parser.add_argument("--graph", choices=("implicit", "knn"), default="implicit",
-                        help="of a graph kernel: Gaussian weights, or nearest neighbours (%(default)s)")  # fmt: skip
-    parser.add_argument("--features", choices=NAMES, default="landmarks",
-                        help="of a graph kernel: how the weights are computed (%(default)s)")  # fmt: skip
-    parser.add_argument("--num-features", type=int, metavar="N", help="of a graph kernel: how many landmarks (256)")
-    parser.add_argument("--ard", action="store_true", default=None, help="one lengthscale per column (where it is likelier)")
-    parser.add_argument("--steps", type=int, default=100, help="of training, at most (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the held-out rows and the landmarks (%(default)s)")
+# A grid has axes for so many inputs.
+GRID_INPUTS = 3
 
 
 def run(arguments: argparse.Namespace) -> None:
     check_options(arguments, "num_features", share="holdout")
+    _check_kernel(arguments)
     require_matplotlib()
-    inputs, targets = ([name.strip() for name in names.split(",") if name.strip()] for names in (arguments.x, arguments.y))
+    inputs, targets = _names(arguments.x), _names(arguments.y)
     table = load_table(arguments.table, numbers={*inputs, *targets})
+    inputs, targets = _joined(inputs, table), _joined(targets, table)
     _check_columns(table, inputs, targets, arguments)
     x, y = (np.stack([table[name] for name in names], 1) for names in (inputs, targets))
     usable = np.isfinite(x).all(1)
@@ -76,7 +45,7 @@ def run(arguments: argparse.Namespace) -> None:
     held, train = (np.sort(part) for part in np.split(order, [round(arguments.holdout * len(order))]))
     if len(held) == 0 or len(train) < 2:
         raise TableError(f"{arguments.table}: only {len(order)} rows have all inputs and targets: too few to hold some out.")
-    out = prepare_folder(arguments.out)
+    out = prepare_folder(arguments.out, [arguments.table], ["predictions.csv"])
     rest = np.setdiff1d(np.flatnonzero(usable), train)
     without_target = len(rest) - len(held)
     print_line("table", f"{arguments.table.name}: {len(x):,} rows; {len(train):,} to learn from, {len(held):,} held out, "
@@ -115,7 +84,7 @@ def run(arguments: argparse.Namespace) -> None:
     written = [str(out / "predictions.csv"), "regression.png"]
     if len(inputs) == 2:
         error = np.where(use == "held out", mean[:, 0] - y[:, 0], np.nan)
-        map_picture(out / "map.png", x, mean[:, 0], std[:, 0], error, names=(*inputs, name), title=title)
+        map_picture(out / "map.png", x, mean[:, 0], std[:, 0], error, names=(inputs[0], inputs[1], name), title=title)
         written.append("map.png")
     model.save(out / "model.pt")
     rows = {"train": len(train), "held_out": len(held), "without_target": without_target}
@@ -128,6 +97,37 @@ def run(arguments: argparse.Namespace) -> None:
     print_line("written", ", ".join([*written, "report.json", "model.pt"]))
 
 
+def _names(text: str) -> list[str]:
+    """Split names at commas outside of quotes."""
+    return [name.strip() for row in csv.reader([text], skipinitialspace=True) for name in row if name.strip()]
+
+
+def _joined(names: list[str], table: dict[str, np.ndarray]) -> list[str]:
+    """Put together again what was split at a comma of a column's own name."""
+    found = []
+    while names:
+        ends = [end for end in range(1, len(names) + 1) if ",".join(names[:end]) in table] or [1]
+        found.append(",".join(names[: ends[0]]))
+        names = names[ends[0] :]
+    return found
+
+
+def _check_kernel(arguments: argparse.Namespace) -> None:
+    """Refuse options that another one has no use for."""
+    if arguments.kernel not in GRAPH_KERNELS:
+        given = ["graph"] * (arguments.graph != "implicit") + ["features"] * (arguments.features != "landmarks")
+        refuse_given(
+            arguments, [*given, "num_features"], f"only with a graph kernel; name one by --kernel ({', '.join(GRAPH_KERNELS)})"
+        )
+    elif arguments.graph == "knn":
+        given = ["features"] if arguments.features not in ("landmarks", "auto") else []
+        refuse_given(arguments, [*given, "num_features", "ard"], "only with --graph implicit; nearest neighbours are exact")
+        if arguments.kernel == "log_matern":
+            raise UsageError("--graph knn has negative eigenvalues, for which --kernel log_matern is not defined: use matern.")
+    else:
+        check_features(arguments, arguments.kernel)
+
+
 def _check_columns(table: dict[str, np.ndarray], inputs: list[str], targets: list[str], arguments: argparse.Namespace) -> None:
     """Refuse names of inputs and targets that the table does not have, or the results have."""
     for option, given, names in (("--x", arguments.x, inputs), ("--y", arguments.y, targets)):
@@ -135,9 +135,13 @@ def _check_columns(table: dict[str, np.ndarray], inputs: list[str], targets: lis
         if missing or not names:
             words = ", ".join(missing) or repr(given)
             raise UsageError(f"{option}: no column of numbers {words}; the table has {', '.join(table)}.")
+        if repeated := sorted({name for name in names if names.count(name) > 1}):
+            raise UsageError(f"{option}: {', '.join(repeated)} is named more than once.")
     both = set(inputs) & set(targets)
     if both:
         raise UsageError(f"{', '.join(sorted(both))} cannot be input and target at once.")
+    if arguments.features == "grid" and len(inputs) > GRID_INPUTS:
+        raise UsageError(f"--features grid takes up to {GRID_INPUTS} inputs, got {len(inputs)}: use --features landmarks.")
     results = {"use", *(f"{name}_{result}" for name in targets for result in ("mean", "std"))}
     taken = results & {*inputs, *targets}
     if taken:

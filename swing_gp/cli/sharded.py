@@ -7,14 +7,13 @@ import os
 import sys
 import time
 from datetime import timedelta
-from pathlib import Path
 
 import gpytorch
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from swing_gp.cli.output import UsageError, check_options, prepare_folder, save_report
+from swing_gp.cli.output import UsageError, check_options, prepare_folder, refuse_given, save_report
 from swing_gp.gp import DiffusionKernel
 from swing_gp.graphs.edges import Gaussian
 from swing_gp.graphs.implicit import ImplicitGraph
@@ -22,46 +21,17 @@ from swing_gp.parallel import Shards, load_shard, part_path, save_part
 from swing_gp.parallel.streaming import StreamedGP
 from swing_gp.utils.memory import peak_gigabytes
 
-START_NOISE = 0.1
+START_NOISE, STEPS = 0.1, 50
 # Of the diagonal of W; a kernel on landmarks that leave out more is another kernel.
 LARGE_RESIDUAL = 0.01
-
-DESCRIPTION = """\
-The diffusion kernel on a cloud of any size, sharded over processes: a product with it, or GP regression.
-
-Start it under torchrun; every process maps its own rows into memory and writes its own part of the results. Points, values and
-targets are .npy files with one row a node, or folders of such files. Targets that are NaN are predicted.
-
-Writes into DIR, a folder of parts each, which are whole or absent:
-  product/          K v, with --values
-  mean/, deviation/ of the function at all nodes, with --targets
-  report.json       settings, residual of the landmarks, times, memory and bytes sent, of the first process
-"""
-EXAMPLES = """\
-examples:
-  torchrun --standalone --nproc-per-node 2 -m swing_gp sharded points.npy --values v.npy --lengthscale 0.3 --time 5 --out out
-  torchrun --standalone --nproc-per-node 4 -m swing_gp sharded parts/ --targets y.npy --lengthscale 0.3 --landmarks 99 --out out
-
-exit codes of a process: 0 done, 1 a file cannot be used or a process was lost, 2 wrong arguments; torchrun turns both into 1
-"""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("points", type=Path, help="the nodes: a .npy file of (N, d), or a folder of parts")
-    parser.add_argument("--values", type=Path, metavar="V", help="values to multiply the kernel with: (N,) or (N, k)")
-    parser.add_argument("--targets", type=Path, metavar="Y", help="targets to regress on, (N,); NaN where there is none")
-    parser.add_argument("--lengthscale", type=float, required=True, help="of the Gaussian weights; where training starts")
-    parser.add_argument("--time", type=float, default=5.0, help="of diffusion; where training starts (%(default)s)")
-    parser.add_argument("--landmarks", type=int, default=64, metavar="K", help="(%(default)s)")
-    parser.add_argument("--steps", type=int, default=50, help="of training (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the landmarks (%(default)s)")
-    parser.add_argument("--timeout", type=float, default=300, metavar="S", help="until a silent process is lost (%(default)s)")
 
 
 def run(arguments: argparse.Namespace) -> None:
     if (arguments.values is None) == (arguments.targets is None):
         raise UsageError("give either --values, for a product, or --targets, for a regression.")
     check_options(arguments, "lengthscale", "time", "landmarks", "timeout")
+    if arguments.values is not None:
+        refuse_given(arguments, ["steps"], "only with --targets; a product has nothing to train")
     if "RANK" not in os.environ:
         raise UsageError("there is no process group: start with `torchrun --nproc-per-node P -m swing_gp sharded ...`.")
     dist.init_process_group("gloo", timeout=timedelta(seconds=arguments.timeout))
@@ -74,7 +44,8 @@ def run(arguments: argparse.Namespace) -> None:
 def _work(arguments: argparse.Namespace, shards: Shards) -> None:
     start = time.perf_counter()
     points, column = _loaded(arguments, shards)
-    out = prepare_folder(arguments.out)
+    given = [path for path in (arguments.points, arguments.values, arguments.targets) if path is not None]
+    out = prepare_folder(arguments.out, given, ("product", "mean", "deviation"))
     # What an earlier run has left goes first, so that a run that does not end leaves no mixture of the two.
     for path in (*(part_path(out, name) for name in ("product", "mean", "deviation")), out / "report.json"):
         path.unlink(missing_ok=True)
@@ -137,7 +108,12 @@ def _regress(arguments: argparse.Namespace, kernel: DiffusionKernel, targets: Te
     gp = StreamedGP(gpytorch.kernels.ScaleKernel(kernel).to(targets.dtype))
     gp.likelihood.noise = START_NOISE
     standard = ((targets - center) / spread).to(targets.dtype)
-    losses = gp.fit(standard, observed, steps=arguments.steps, progress=None if shards.rank == 0 else False)
+    losses = gp.fit(
+        standard,
+        observed,
+        steps=STEPS if arguments.steps is None else arguments.steps,
+        progress=None if shards.rank == 0 else False,
+    )
     mean, deviation = torch.empty_like(targets), torch.empty_like(targets)
     for rows, means, variances in gp.predict_nodes():
         mean[rows] = (means * spread + center).to(mean.dtype)

@@ -1,4 +1,4 @@
-"""Feature maps: how an edge function is linearised. See :mod:`swing_gp.features.base` for the two verbs."""
+"""Feature maps: linearised edge functions. See :mod:`swing_gp.features.base` for the two verbs."""
 
 from swing_gp.features.base import DenseFeatures, FeatureMap
 from swing_gp.features.fourier import FourierFeatures

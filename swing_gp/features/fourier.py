@@ -5,7 +5,7 @@ With frequencies :math:`\omega_k` from the spectral density of the edge function
 .. math:: f(x - y) = E[\cos(\omega^\top (x - y))] \approx \frac{2}{r} \sum_k
           \cos \omega_k^\top x \cos \omega_k^\top y + \sin \omega_k^\top x \sin \omega_k^\top y .
 
-The error is bounded everywhere but does not fall with distance: the features take both signs, so degrees are checked.
+The error is bounded everywhere but does not fall with distance. The features have both signs, so degrees are checked.
 """
 
 from __future__ import annotations
@@ -23,20 +23,19 @@ from swing_gp.utils.validation import check_count
 
 
 class FourierFeatures(DenseFeatures):
-    """Random Fourier features of any edge that can sample its spectral density.
+    """Random Fourier features of any edge function that can sample its spectral density.
 
+    :param graph: the graph.
     :param num_features: the number r of real features, two for every frequency (an odd number is rounded up).
+    :param generator: the source of the draws.
     """
 
     shardable = True
 
-    def __init__(
-        self, graph: ImplicitGraph, num_features: int, *, generator: torch.Generator, ensemble: str = "orthogonal"
-    ) -> None:
+    def __init__(self, graph: ImplicitGraph, num_features: int, *, generator: torch.Generator) -> None:
         super().__init__(graph)
-        self.ensemble = ensemble
         number = (check_count("num_features", num_features) + 1) // 2
-        draws = graph.edge.sample_frequencies(number, graph.dim, generator=generator, ensemble=ensemble)
+        draws = graph.edge.sample_frequencies(number, graph.dim, generator=generator)
         self._frequencies = draws.to(graph.points)
 
     @property
@@ -45,7 +44,7 @@ class FourierFeatures(DenseFeatures):
 
     def redraw(self, edge: EdgeFunction, generator: torch.Generator) -> FourierFeatures:
         graph = self.graph.with_edge(edge)
-        return FourierFeatures(graph, self.num_features, generator=generator, ensemble=self.ensemble)
+        return FourierFeatures(graph, self.num_features, generator=generator)
 
     @cached_property
     def _center(self) -> Tensor:  # (d,)
@@ -53,6 +52,6 @@ class FourierFeatures(DenseFeatures):
         return shards.sum(points.sum(0), "center") / shards.count(len(points))
 
     def features(self, x: Tensor) -> Tensor:
-        # Centred: the phase of far-away points would cost digits in float32, and the kernel is translation-invariant.
+        # Centred points lose fewer digits of the phase in float32; f does not change under translations.
         phase = self.graph.edge.scaled(x - self._center) @ self._frequencies.mT
         return torch.cat([phase.cos(), phase.sin()], dim=-1) * math.sqrt(2 / self.num_features)

@@ -4,8 +4,8 @@ With landmarks Z among the nodes and :math:`f(Z - Z) = L L^\top`,
 
 .. math:: \phi(x) = L^{-1} f(Z - x), \qquad W \approx Q = \Phi \Phi^\top, \qquad \delta = 1 - \mathrm{diag}\, Q \ge 0 .
 
-The error is deterministic given the landmarks and certified by the residual diagonal :math:`\delta`, which is kept: degrees
-are :math:`Q 1 + \delta`, so that an outlier which no landmark sees keeps its self-loop.
+The error is deterministic given the landmarks, and the residual diagonal :math:`\delta` bounds it. Degrees are
+:math:`Q 1 + \delta`, so that an outlier far from all landmarks keeps its self-loop.
 """
 
 from __future__ import annotations
@@ -32,13 +32,15 @@ class AccuracyWarning(UserWarning):
 
 
 class LandmarkFeatures(DenseFeatures):
-    """Nystrom features with a certified residual.
+    """Nystrom features with a known residual.
 
-    :param num_features: the most landmarks to take.
-    :param residual_tol: stop as soon as the mean of the residual diagonal is below this. At machine precision the
-        selection stops in any case.
-    :param landmarks: node ids, to fix the choice instead of making one. For shards, every process gives all landmarks, by the
-        id among its own nodes, or -1 for those of others.
+    :param graph: the graph; its edge function is positive definite.
+    :param num_features: the largest number of landmarks.
+    :param generator: the source of the draws that select landmarks; not needed with ``landmarks``.
+    :param residual_tol: stop the selection once the mean of the residual diagonal is below this bound; it stops at machine
+        precision in any case.
+    :param landmarks: node ids, (r,), to use instead of a selection. On shards, every process gives all landmarks in the same
+        order: their ids among its nodes, and -1 for nodes of other processes.
     """
 
     shardable = True
@@ -62,18 +64,20 @@ class LandmarkFeatures(DenseFeatures):
                 "Streamed landmarks know no density, which takes one more pass: use density=0 or LandmarkFeatures."
             )
         super().__init__(graph)
-        self._most = check_count("num_features", num_features)
+        self._max_features = check_count("num_features", num_features)
         self.residual_tol = residual_tol
         if landmarks is None:
             if generator is None:
                 raise ValueError("generator is needed to choose landmarks; give one, or give landmarks.")
-            landmarks = select_landmarks(graph, self._most, generator=generator, residual_tol=residual_tol, stored=self.stored)
+            landmarks = select_landmarks(
+                graph, self._max_features, generator=generator, residual_tol=residual_tol, stored=self.stored
+            )
         elif not torch.is_tensor(landmarks) or landmarks.is_floating_point():
             raise TypeError(f"landmarks must be a LongTensor of node ids, got {landmarks!r}.")
         else:
             _check_landmarks(landmarks, graph)
         self.landmarks = landmarks
-        if residual_tol > 0 and (residual := self.mean_residual) > residual_tol and len(landmarks) >= self._most:
+        if residual_tol > 0 and (residual := self.mean_residual) > residual_tol and len(landmarks) >= self._max_features:
             warnings.warn(
                 f"{len(landmarks)} landmarks leave a mean residual of {residual:.2g}, above {residual_tol:.2g}: raise "
                 "num_features, or the lengthscale is too short for landmarks on these points.",
@@ -90,7 +94,8 @@ class LandmarkFeatures(DenseFeatures):
         return self.mean_residual
 
     def redraw(self, edge: EdgeFunction, generator: torch.Generator) -> LandmarkFeatures:
-        return LandmarkFeatures(self.graph.with_edge(edge), self._most, generator=generator, residual_tol=self.residual_tol)
+        graph = self.graph.with_edge(edge)
+        return LandmarkFeatures(graph, self._max_features, generator=generator, residual_tol=self.residual_tol)
 
     @cached_property
     def _sites(self) -> Tensor:  # (r, d)
@@ -104,11 +109,11 @@ class LandmarkFeatures(DenseFeatures):
 
     @property
     def _jitter(self) -> float:
-        """A few ulps keep the factor finite when a changed lengthscale makes landmarks dependent."""
+        """Diagonal term, a few roundings, that keeps the factor finite if a new lengthscale makes landmarks dependent."""
         return 1e-13 if self.graph.points.dtype == torch.float64 else 1e-8
 
-    def _left_by(self, squares: Tensor) -> Tensor:  # (n,), |phi|^2 -> (n,)
-        # At a landmark the jitter leaves up to itself, which is nothing that W has and no loop to a steep series.
+    def _residual_from(self, squares: Tensor) -> Tensor:  # (n,), |phi|^2 -> (n,)
+        # The residual of a landmark is zero but for the jitter. It is subtracted: a steep series would take it for a self-loop.
         return (1 - self._jitter - squares).clamp_min(0)
 
     def features(self, x: Tensor) -> Tensor:
@@ -120,22 +125,23 @@ class LandmarkFeatures(DenseFeatures):
 
     @cached_property
     def residual_diagonal(self) -> Tensor:  # (N,)
-        return self._left_by(self._node_sums[1])
+        """Residual of the diagonal of W at the nodes."""
+        return self._residual_from(self._node_sums[1])
 
     @property
     def mean_residual(self) -> float:
-        """The mean of what the landmarks leave out of the diagonal of W: near zero where they resolve the weights, near one
-        where they see next to nothing."""
+        """Mean residual of the diagonal of W: near zero if the landmarks resolve the weights, near one if they are far from
+        most nodes."""
         total = self.graph.shards.sum(self.residual_diagonal.detach().sum(), "residual")
         return float(total) / self.graph.shards.count(self.graph.num_nodes)
 
     @cached_property
     def largest_residual(self) -> Tensor | float:
-        """The most that the landmarks leave out of the diagonal of W at a node."""
+        """Largest residual of the diagonal of W at a node."""
         return self.residual_diagonal.max() if self.graph.shards.local else self.graph.shards.max(self.residual_diagonal)
 
     def residual(self, features: Tensor) -> Tensor:
-        return self._left_by(features.square().sum(-1))
+        return self._residual_from(features.square().sum(-1))
 
     def node_residual(self) -> Tensor:
         return self.residual_diagonal
@@ -143,41 +149,44 @@ class LandmarkFeatures(DenseFeatures):
     def _sums(self, x: Tensor | None, loads: Tensor | None = None) -> Tensor:
         if x is not None:
             return self.degrees(self.features(x), loads)
-        # Q has negative entries where landmarks are few; the degree of a node is never less than its self-loop.
+        # Q has negative entries if landmarks are few; the degree of a node is at least its self-loop.
         if loads is None:
             return (self._node_sums[0] + self.residual_diagonal).clamp_min(1)
         return torch.maximum(self.node_features @ self._load_sums(loads) + self.residual_diagonal * loads, loads)
 
     def degrees(self, features: Tensor, loads: Tensor | None = None) -> Tensor:  # (n, r), (N,) -> (n,)
-        """The degrees of points with these features; with loads of the nodes, the sums that a density asks for.
+        """Degrees of points with the given features.
 
-        What the landmarks leave at a node is its own loop. A point off the graph has none: what they leave there counts as far
-        as they leave as much at some node, so that the degree is continuous, and right where they resolve the graph.
+        The residual of a node is a part of its self-loop. A point off the graph has no self-loop: its residual counts up to the
+        largest residual of a node. So degrees are continuous, and right if the landmarks resolve the graph.
+
+        :param loads: loads of the nodes, for the weighted sums that a density needs; one by default.
         """
         rest = self.residual(features).clamp_max(self.largest_residual)
-        if loads is not None:  # what is left at a point has the load of that point
+        if loads is not None:  # the residual of a point has the load of that point
             rest = rest * self.degrees(features).clamp_min(1).pow(-self.graph.density)
         return features @ self._load_sums(loads) + rest
 
 
 def _check_landmarks(landmarks: Tensor, graph: ImplicitGraph) -> None:
+    """Refuse landmarks that are no distinct nodes, or on shards not each a node of one process."""
     shards = graph.shards
-    own = landmarks if shards.local else landmarks[landmarks >= 0]
-    if not shards.all(landmarks.dim() == 1 and landmarks.numel() > 0 and own.unique().numel() == own.numel()):
+    local = landmarks if shards.local else landmarks[landmarks >= 0]
+    if not shards.all(landmarks.dim() == 1 and landmarks.numel() > 0 and local.unique().numel() == local.numel()):
         raise ValueError("landmarks must be a vector of distinct node ids.")
-    if not shards.all(own.numel() == 0 or (int(own.min()) >= 0 and int(own.max()) < graph.num_nodes)):
+    if not shards.all(local.numel() == 0 or (int(local.min()) >= 0 and int(local.max()) < graph.num_nodes)):
         raise ValueError(f"landmarks must be node ids in 0..{graph.num_nodes - 1}.")
-    if not bool((shards.take(torch.ones(graph.num_nodes, device=own.device), landmarks, "landmarks") == 1).all()):
+    if not bool((shards.take(torch.ones(graph.num_nodes, device=local.device), landmarks, "landmarks") == 1).all()):
         raise ValueError("landmarks must each be a node of one process, and -1 on all others.")
 
 
 class _Nystrom(torch.autograd.Function):
     r""":math:`\Phi = f(X, S) L^{-\top}` for landmarks S with :math:`f(S, S) = L L^\top`.
 
-    The inverse amplifies rounding, so it meets weights in float64 whatever the points are. In the backward pass, with G the
-    gradient of :math:`\Phi`, the weights get :math:`G L^{-1}` and L gets :math:`-L^{-\top} G^\top \Phi`; there the precision
-    of the points is enough, because nothing subtracts what was amplified. Weights are made anew in the backward pass, a block
-    that stays in the cache at a time.
+    The inverse amplifies rounding, so products with it are in float64, whatever the dtype of the points. In the backward pass,
+    with G the gradient of :math:`\Phi`, the weights get :math:`G L^{-1}` and L gets :math:`-L^{-\top} G^\top \Phi`. The dtype
+    of the points is enough there: no amplified terms cancel. The backward pass recomputes the weights, in blocks that fit the
+    processor cache.
     """
 
     @staticmethod
@@ -196,9 +205,9 @@ class _Nystrom(torch.autograd.Function):
         features, inverse, cholesky, *inputs = ctx.saved_tensors
         if wanted():
             return None, *gradients(partial(_nystrom, ctx.edge), (cholesky, *inputs), grad)
-        _, for_cholesky, *needed = ctx.needs_input_grad
-        of_cholesky = -(inverse.mT @ blocked_product(grad, features)).tril() if for_cholesky else None
-        totals = {i: torch.zeros_like(inputs[i], dtype=torch.float64) for i, wanted in enumerate(needed) if wanted}
+        _, needs_cholesky, *needs = ctx.needs_input_grad
+        cholesky_grad = -(inverse.mT @ blocked_product(grad, features)).tril() if needs_cholesky else None
+        totals = {i: torch.zeros_like(inputs[i], dtype=torch.float64) for i, needs_grad in enumerate(needs) if needs_grad}
         inverse = inverse.to(features.dtype)
         for rows in cached_rows(features) if totals else ():
             with torch.enable_grad():
@@ -207,7 +216,7 @@ class _Nystrom(torch.autograd.Function):
             parts = torch.autograd.grad(weights, [live[i] for i in totals], grad[rows] @ inverse)
             for (i, total), part in zip(totals.items(), parts, strict=True):
                 (total[rows] if i == 0 else total).add_(part)
-        return None, of_cholesky, *(totals[i].to(tensor.dtype) if i in totals else None for i, tensor in enumerate(inputs))
+        return None, cholesky_grad, *(totals[i].to(tensor.dtype) if i in totals else None for i, tensor in enumerate(inputs))
 
 
 def _nystrom(edge: EdgeFunction, cholesky: Tensor, x: Tensor, sites: Tensor, *parameters: Tensor) -> Tensor:
@@ -219,7 +228,15 @@ def _nystrom(edge: EdgeFunction, cholesky: Tensor, x: Tensor, sites: Tensor, *pa
 def select_landmarks(
     graph: ImplicitGraph, number: int, *, generator: torch.Generator, residual_tol: float = 0.0, stored: bool = True
 ) -> Tensor:
-    """Node ids chosen by :func:`~swing_gp.linalg.pivoted_cholesky.pivoted_cholesky`."""
+    """Select landmarks among the nodes by :func:`~swing_gp.linalg.pivoted_cholesky.pivoted_cholesky`.
+
+    :param graph: the graph.
+    :param number: the largest number of landmarks.
+    :param generator: the source of the draws.
+    :param residual_tol: stop once the mean residual is below this bound.
+    :param stored: store the factor, (N, r), instead of recomputing its rows.
+    :return: node ids, (r,), int64.
+    """
     points, shards = graph.points.detach(), graph.shards
     return pivoted_cholesky(
         graph.edge.weights, points, number, generator=generator, tol=residual_tol, stored=stored, shards=shards

@@ -1,7 +1,7 @@
 r"""The exact map, :math:`\phi_1(x) = f(x - p)` and :math:`\phi_2(p_j) = e_j`: O(N^2) in time, chunked to O(N) in memory.
 
-It is asymmetric: its coefficients are values at the nodes. For tests, small graphs, and as the yardstick of the others.
-A graph of at most 2,000 nodes is one block, which is kept; beyond that no block outlives its product.
+It is asymmetric: its coefficients are values at the nodes. It is for tests and small graphs, and the reference for other
+maps. A graph of at most 2,000 nodes is one block, which is stored; of larger graphs no block outlives its product.
 """
 
 from __future__ import annotations
@@ -14,15 +14,17 @@ from torch import Tensor
 
 from swing_gp.features.base import NodeFeatures
 from swing_gp.graphs.edges import EdgeFunction
-from swing_gp.graphs.implicit import recomputed
+from swing_gp.graphs.implicit import ImplicitGraph, recomputed
 from swing_gp.linalg.chunks import row_chunks
 
-# Nodes of a graph whose weights are one block of a chunked computation.
+# Nodes of the largest graph whose weights are stored as one block: 32 MB in float64.
 ONE_BLOCK = 2000
 
 
 class PairwiseFeatures(NodeFeatures):
-    """Exact weights, computed block by block and, above 2,000 nodes, never kept, in the backward pass neither."""
+    """Exact weights, computed block by block and, above 2,000 nodes, never stored, not even for the backward pass."""
+
+    graph: ImplicitGraph
 
     @property
     def known_error(self) -> float:
@@ -35,21 +37,21 @@ class PairwiseFeatures(NodeFeatures):
     def _weights(self) -> Tensor:
         with torch.no_grad():
             weights = self.graph.edge.weights(self.graph.points, self.graph.points)
-        # Numbers below the normal range slow every product with them by far.
+        # Subnormal numbers slow products many times over.
         return torch.nn.functional.threshold(weights, torch.finfo(weights.dtype).tiny, 0.0)
 
-    def _keeps(self, x: Tensor | None) -> bool:
-        """Whether a product at x may use the kept block: it carries no gradients to the graph."""
+    def _uses_stored_block(self, x: Tensor | None) -> bool:
+        """Check if a product at x may use the stored block, which carries no gradients to the graph."""
         differentiable = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in self.graph.tensors())
         return x is None and self.graph.num_nodes <= ONE_BLOCK and not differentiable
 
     def evaluate(self, x: Tensor | None, coefficients: Tensor) -> Tensor:
-        if self._keeps(x):
+        if self._uses_stored_block(x):
             return self._weights @ coefficients
         return self._by_rows(x, lambda rows, edge, p, c: edge.weights(rows, p) @ c, coefficients)
 
     def evaluate_adjoint(self, x: Tensor | None, values: Tensor) -> Tensor:
-        if self._keeps(x):
+        if self._uses_stored_block(x):
             return self._weights.mT @ values
         x = self.graph.points if x is None else x
         block = recomputed(lambda rows, edge, p, v: edge.weights(rows, p).mT @ v, self.graph)
@@ -61,7 +63,7 @@ class PairwiseFeatures(NodeFeatures):
 
     def _log_sums(self, x: Tensor | None, log_loads: Tensor | None = None) -> Tensor:
         loads = torch.zeros_like(self.graph.points[:, 0]) if log_loads is None else log_loads
-        if self._keeps(x):
+        if self._uses_stored_block(x):
             return (self._weights @ loads.exp()).log()
         return self._by_rows(x, lambda rows, edge, p, a: torch.logsumexp(edge.log_weights(rows, p) + a, dim=-1), loads)
 

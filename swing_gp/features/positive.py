@@ -5,8 +5,8 @@ Completing the square, every positive feature is a Gaussian bump with a random c
 .. math:: f(x - y) = c \int b(x - z)\, b(y - z)\, dz, \qquad b(u) = e^{-|u|^2/\sigma^2}, \qquad
           \phi_k(x) = \sqrt{c / (r\, q(z_k))}\; b(x - z_k), \quad c = (2 / (\pi \sigma^2))^{d/2},
 
-unbiased for any proposal density q of the centres. In this form nothing overflows, however far the points reach; all sums
-are taken in logarithms.
+unbiased for any proposal density q of the centres. This form does not overflow, however far apart the points are; sums are
+taken in logarithms.
 """
 
 from __future__ import annotations
@@ -28,22 +28,23 @@ from swing_gp.utils.validation import as_number, check_choice, check_count
 
 PROPOSALS = ("plain", "isotropic", "data")
 
-# Below a jitter of 1/sqrt(8) lengthscales the importance weights of the data proposal have infinite variance.
+# Least jitter of the data proposal in lengthscales, 1/sqrt(8): below it the importance weights have infinite variance.
 LEAST_JITTER = 8**-0.5
 
 
 class PositiveFeatures(DenseFeatures):
     r"""Positive random features.
 
-    :param graph: a graph with a Gaussian edge.
+    :param graph: a graph with a Gaussian edge function.
     :param num_features: the number r of features.
-    :param proposal: where the centres z come from. ``"plain"`` is the paper's base form, :math:`\omega \sim N(0, I)` with
+    :param generator: the source of the draws.
+    :param proposal: the law of the centres z. ``"plain"`` is the paper's base form, :math:`\omega \sim N(0, I)` with
         :math:`z = \sigma \omega / 2`; ``"isotropic"`` its importance sampling, :math:`\omega \sim N(0, \alpha \mu I)` with
         :math:`\mu` the median norm of the (centred, scaled) points; ``"data"`` draws a node and adds Gaussian jitter, which
-        puts the bumps where the points are and is several times more accurate at equal r.
-    :param ensemble: ``"iid"``, ``"orthogonal"`` or ``"simplex"``.
+        puts the bumps near the points and is several times more accurate at equal r.
+    :param ensemble: the joint law of the normal vectors: ``"iid"``, ``"orthogonal"`` or ``"simplex"``.
     :param importance: :math:`\alpha` of the isotropic proposal; None matches the spread of the points.
-    :param jitter: standard deviation of the data proposal's jitter, in lengthscales.
+    :param jitter: the standard deviation of the jitter of the data proposal, in lengthscales.
     """
 
     def __init__(
@@ -68,12 +69,12 @@ class PositiveFeatures(DenseFeatures):
             raise ValueError(f"importance must be positive, got {importance!r}.")
         if not as_number("jitter", jitter) > LEAST_JITTER:
             raise ValueError(
-                f"jitter must exceed {LEAST_JITTER:.3f} lengthscales, got {jitter!r}: the features have no variance below."
+                f"jitter must exceed {LEAST_JITTER:.3f} lengthscales, got {jitter!r}: else the features have infinite variance."
             )
         self.proposal, self.ensemble, self.importance, self.jitter = proposal, ensemble, importance, jitter
         number = check_count("num_features", num_features)
         self._normals = gaussian_ensemble(number, graph.dim, ensemble=ensemble, generator=generator).to(graph.points)
-        self._parents = _choose(graph.num_nodes, number, generator).to(graph.points.device) if proposal == "data" else None
+        self._parents = _even_draw(graph.num_nodes, number, generator).to(graph.points.device) if proposal == "data" else None
 
     @property
     def num_features(self) -> int:
@@ -85,7 +86,7 @@ class PositiveFeatures(DenseFeatures):
 
     @cached_property
     def _centers(self) -> tuple[Tensor, Tensor]:  # (r, d) in lengthscales, (r,)
-        """The centres, scaled and about the mean of the nodes, and the logarithms of the features' constants."""
+        """Centres, in lengthscales about the mean of the nodes, and the logarithms of the constants of the features."""
         nodes = self.graph.edge.scaled(self.graph.points - self.graph.points.mean(0))
         number, dim = self._normals.shape
         if self._parents is not None:
@@ -96,7 +97,7 @@ class PositiveFeatures(DenseFeatures):
             variance = nodes.new_ones(())
             if self.proposal == "isotropic":
                 median = nodes.norm(dim=-1).median()
-                # Matched: the centres omega/2 spread as the points do, plus the half-width of a bump.
+                # The default: the centres omega/2 have the variance of the points plus that of a bump.
                 variance = 1 + 4 * median.square() / dim if self.importance is None else self.importance * median
                 if not float(variance.detach()) > 0:
                     raise ValueError("proposal='isotropic' needs points that differ; use proposal='plain' or 'data'.")
@@ -106,17 +107,18 @@ class PositiveFeatures(DenseFeatures):
         return centers, 0.5 * (log_constant - log_density)
 
     def _mixture(self, centers: Tensor, nodes: Tensor) -> Tensor:
-        """Log-density of the data proposal: a Gaussian mixture with one component per node."""
+        """Logarithm of the density of the data proposal, a Gaussian mixture with one component per node."""
         squared = squared_distances(centers, nodes)
         log_constant = 0.5 * nodes.shape[-1] * math.log(2 * math.pi * self.jitter**2) + math.log(len(nodes))
         return torch.logsumexp(squared / (-2 * self.jitter**2), dim=-1) - log_constant
 
     def log_features(self, x: Tensor) -> Tensor:  # (n, r)
-        # The square is expanded into one product, about the mean of the nodes to keep its terms small.
+        """Logarithms of the features of any points."""
+        # Expanded squares are one matrix product; points about the mean of the nodes keep its terms small.
         centers, log_constants = self._centers
         x = self.graph.edge.scaled(x - self.graph.points.mean(0))
         squares = x.square().sum(-1, keepdim=True)
-        if x.numel() and float(squares.detach().max()) > 2 * LARGEST_HALF:  # where the expansion loses too many digits
+        if x.numel() and float(squares.detach().max()) > 2 * LARGEST_HALF:  # the expansion loses too many digits
             return log_constants - squared_distances(x, centers)
         constants = log_constants - centers.square().sum(-1)
         return torch.addmm(constants, x, centers.mT, alpha=2) - squares
@@ -134,6 +136,7 @@ class PositiveFeatures(DenseFeatures):
 
     @cached_property
     def _log_totals(self) -> Tensor:  # (r,)
+        """Logarithms of the sums of the features over all nodes."""
         return torch.logsumexp(self._node_log_features, dim=0)
 
     def _log_sums(self, x: Tensor | None, log_loads: Tensor | None = None) -> Tensor:
@@ -153,8 +156,8 @@ class PositiveFeatures(DenseFeatures):
         return _exp(self._node_log_features - 0.5 * log_degree.unsqueeze(-1))
 
     def average(self, x: Tensor, log_noise: Tensor) -> Tensor:
-        # Every feature averages the nodes it sees, every walker averages the features it sees. Both are free of scale, so
-        # noise and features are shifted; the sums are float64, because at low temperature the noise spans e^100.
+        # Every feature averages nodes, and every walker moves to an average of features. Averages do not depend on scale, so
+        # noise and features are shifted. Sums are float64, because the noise spans e^100 at low temperature.
         noise = (log_noise - log_noise.amax(-1, keepdim=True)).double().exp().unsqueeze(-1)
         shifted, shift = self._shifted
         sums = cross_gram(shifted, torch.cat([noise * self.graph.points, noise], dim=-1))
@@ -165,17 +168,17 @@ class PositiveFeatures(DenseFeatures):
 
     @cached_property
     def _shifted(self) -> tuple[Tensor, Tensor]:  # (N, r), (r,)
-        """The nodes' features over the largest of their column, and the logarithm of that largest."""
+        """Features of the nodes divided by the largest of their column, and the logarithms of the largest."""
         shift = self._node_log_features.detach().amax(0)
         return _exp(self._node_log_features - shift), shift
 
 
 def _exp(logarithm: Tensor) -> Tensor:
-    """The exponential without subnormal numbers: far features are full of them, and they slow products many times."""
+    """Exponential without subnormal numbers, which slow products many times over; distant features have many."""
     return torch.nn.functional.threshold(logarithm.exp(), torch.finfo(logarithm.dtype).tiny, 0.0)
 
 
-def _choose(population: int, number: int, generator: torch.Generator) -> Tensor:
-    """``number`` nodes, each node as often as every other up to one: uniform marginals with the least repetition."""
+def _even_draw(population: int, number: int, generator: torch.Generator) -> Tensor:
+    """Draw ``number`` nodes with uniform marginals and the least repetition: counts of nodes differ by at most one."""
     rounds = range(math.ceil(number / population))
     return torch.cat([torch.randperm(population, generator=generator, device=generator.device) for _ in rounds])[:number]

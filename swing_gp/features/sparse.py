@@ -1,7 +1,7 @@
 r"""The map of a sparse graph: the identity and one sparse product, exact.
 
-Coefficients are values at the nodes, as of all maps with :math:`\phi_2(p_j) = e_j`, and :math:`\phi_1(x)` holds the weights of
-x to them: a row of W at a node, and elsewhere what the graph has there (:meth:`~swing_gp.KNNGraph.extension`).
+Coefficients are values at the nodes, :math:`\phi_2(p_j) = e_j`, and :math:`\phi_1(x)` holds the weights between x and the
+nodes: a row of W at a node, and the extension of the graph elsewhere (:meth:`~swing_gp.graphs.nearest.KNNGraph.extension`).
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from swing_gp.graphs.nearest import KNNGraph
 from swing_gp.graphs.sparse import SparseGraph
 from swing_gp.linalg.sparse import SparsePattern
 
+# Pattern, (n, N), and entries of the weights between points and nodes.
 Extension = tuple[SparsePattern, Tensor]
 
 
 class SparseFeatures(NodeFeatures):
-    """The weights of a :class:`~swing_gp.SparseGraph`, as they are.
+    """The exact weights of a :class:`~swing_gp.SparseGraph`.
 
     >>> import scipy.sparse
     >>> ring = scipy.sparse.diags_array([1.0, 1.0, 1.0, 1.0], offsets=[-3, -1, 1, 3], shape=(4, 4))
@@ -51,25 +52,25 @@ class SparseFeatures(NodeFeatures):
             )
         return self.graph.extension(x)
 
-    def _at(self, x: Tensor | Extension | None) -> Extension:
+    def _weights_of(self, x: Tensor | Extension | None) -> Extension:
         if x is None:
             return self.node_matrix()
         return self.prepare(x) if isinstance(x, Tensor) else x
 
     def evaluate(self, x: Tensor | Extension | None, coefficients: Tensor) -> Tensor:
-        pattern, weights = self._at(x)
+        pattern, weights = self._weights_of(x)
         return pattern.matmul(weights, coefficients.contiguous())
 
     def evaluate_adjoint(self, x: Tensor | Extension | None, values: Tensor) -> Tensor:
-        pattern, weights = self._at(x)
+        pattern, weights = self._weights_of(x)
         multiply = pattern.matmul if x is None else pattern.t_matmul  # among the nodes the weights are symmetric
         return multiply(weights, values.contiguous())
 
     def _log_sums(self, x: Tensor | None, log_loads: Tensor | None = None) -> Tensor:
-        pattern, weights = self._at(x)
+        pattern, weights = self._weights_of(x)
         loads = weights.new_ones(self.graph.num_nodes) if log_loads is None else log_loads.exp()
         sums = pattern.matmul(weights, loads.unsqueeze(-1)).squeeze(-1)
-        # A node without edges has an infinite degree: its row is zero however it is scaled.
+        # A node without edges gets an infinite degree, which keeps its row zero under every normalisation.
         linked = sums.detach() > 0
         return torch.where(linked, sums, torch.ones_like(sums)).log().masked_fill(~linked, torch.inf)
 

@@ -1,4 +1,7 @@
-"""The kernels, one for each series."""
+"""GPyTorch kernels, one for each series.
+
+Other parameters are those of :class:`~swing_gp.gp.graph_kernel.GraphKernel`.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +25,12 @@ from swing_gp.series.log_matern import LogMatern
 class DiffusionKernel(GraphKernel):
     r"""The heat kernel :math:`\exp(-t L)` of the graph (Kondor & Lafferty, 2002).
 
-    :param time: where t starts.
+    :param points: the nodes, (N, d), or a graph.
+    :param time: the initial diffusion time t.
+    :param time_prior: a prior of t, or None.
+    :param time_constraint: the constraint of t; positive if None.
 
-    Everything else is as of :class:`GraphKernel`.
+    Other parameters are those of :class:`~swing_gp.gp.graph_kernel.GraphKernel`.
     """
 
     time = constrained("time", "The diffusion time t.")
@@ -48,8 +54,11 @@ class DiffusionKernel(GraphKernel):
 class RandomWalkKernel(GraphKernel):
     r"""The p-step random walk kernel :math:`(a I - L)^p`.
 
-    :param steps: p.
-    :param laziness: where a starts; at least 1.
+    :param points: the nodes, (N, d), or a graph.
+    :param steps: the number of steps p.
+    :param laziness: the initial laziness a, at least 1.
+    :param laziness_prior: a prior of a, or None.
+    :param laziness_constraint: the constraint of a; above 1 if None.
     """
 
     laziness = constrained("laziness", "The laziness a.")
@@ -75,9 +84,9 @@ class RandomWalkKernel(GraphKernel):
 class OneStepKernel(GraphKernel):
     r"""One step of the walk, :math:`K = A`: a plain Gaussian process through the operators of this package.
 
-    :param points: the nodes, for Gaussian weights, or a graph: on the raw one, ``ImplicitGraph(points, Matern32(1.0),
-        normalization=None)``, the kernel is the edge function itself, on and off the graph, as of
-        ``gpytorch.kernels.MaternKernel``. The nodes then only say for which inputs landmarks, lists or a grid are made.
+    :param points: the nodes, (N, d), for Gaussian weights, or a graph. On the raw graph ``ImplicitGraph(points, Matern32(1.0),
+        normalization=None)`` the kernel is the edge function itself, on and off the graph, equal to
+        ``gpytorch.kernels.MaternKernel``; the nodes then only determine the landmarks, lists or grid.
     """
 
     def __init__(self, points: Tensor | Graph, **kwargs: Any) -> None:
@@ -91,8 +100,11 @@ class OneStepKernel(GraphKernel):
 class RegularizedLaplacianKernel(GraphKernel):
     r"""The regularised Laplacian :math:`(I + s L)^{-p}` (Smola & Kondor, 2003).
 
-    :param scale: where s starts.
-    :param power: p, fixed.
+    :param points: the nodes, (N, d), or a graph.
+    :param scale: the initial scale s.
+    :param power: the power p, fixed.
+    :param scale_prior: a prior of s, or None.
+    :param scale_constraint: the constraint of s; positive if None.
     """
 
     scale = constrained("scale", "The scale s.")
@@ -125,8 +137,11 @@ class InverseCosineKernel(GraphKernel):
 class MaternGraphKernel(GraphKernel):
     r"""The graph Matern kernel :math:`(2\nu/\kappa^2 + L)^{-\nu}` (Borovitskiy et al., 2021).
 
-    :param nu: the smoothness, fixed.
-    :param kappa: where :math:`\kappa`, the lengthscale along the graph, starts.
+    :param points: the nodes, (N, d), or a graph.
+    :param nu: the smoothness :math:`\nu`, fixed.
+    :param kappa: the initial lengthscale :math:`\kappa` along the graph.
+    :param kappa_prior: a prior of :math:`\kappa`, or None.
+    :param kappa_constraint: the constraint of :math:`\kappa`; positive if None.
     """
 
     kappa = constrained("kappa", "The lengthscale along the graph.")
@@ -152,13 +167,16 @@ class MaternGraphKernel(GraphKernel):
 class LogMaternKernel(GraphKernel):
     r"""The Matérn kernel of the logarithmic Laplacian; see :class:`~swing_gp.LogMatern`.
 
-    Made for inputs that are nodes. Off the graph its variance grows where the nodes do not determine the walk, far from all of
-    them to :math:`g(1)`, that of a lone node. At the hull of few nodes the means may swing: the roughest functions on the
-    nodes, with eigenvalues near the floor, do not go on smoothly. A floor of 1e-6 tames them.
+    The kernel is meant for inputs that are nodes. Off the graph its variance grows where the nodes do not determine the walk;
+    far from all nodes it is :math:`g(1)`, that of an isolated node. At the hull of few nodes the means may oscillate: the
+    roughest functions on the nodes, with eigenvalues near the floor, have no smooth extension. A floor of 1e-6 prevents it.
 
-    :param nu: the smoothness, fixed.
-    :param kappa: where the range :math:`\kappa` starts.
-    :param floor: eigenvalues of the walk below it count as noise.
+    :param points: the nodes, (N, d), or a graph.
+    :param nu: the smoothness :math:`\nu`, fixed.
+    :param kappa: the initial range :math:`\kappa`.
+    :param floor: the eigenvalue of the walk below which eigenvalues count as noise.
+    :param kappa_prior: a prior of :math:`\kappa`, or None.
+    :param kappa_constraint: the constraint of :math:`\kappa`; positive if None.
     """
 
     kappa = constrained("kappa", "The range along the graph.")

@@ -118,7 +118,7 @@ class GraphKernel(Kernel):
 
     @property
     def info(self) -> Choice | None:
-        """How the kernel is being computed: a :class:`~swing_gp.Choice`, or None before its first use."""
+        """How the kernel is being computed: a :class:`~swing_gp.features.auto.Choice`, or None before its first use."""
         return self._cache.info
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Hyper-parameters by L-BFGS, which ends where Adam is still on its way: for losses that are exact."""
+"""Training of hyper-parameters by L-BFGS, which converges in fewer steps than Adam if losses are exact."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ import torch
 from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor, nn
 
-# What a loss counts as where it cannot be computed: the line search turns back.
+# Value of a loss that cannot be computed, with a zero gradient: the line search then takes a shorter step.
 NO_LOSS = 1e10
 
 
 def minimize_lbfgs(loss: Callable[[], Tensor], module: nn.Module, *, max_steps: int = 100) -> float:
-    """Minimise a loss over the parameters of a module that require gradients, and return it. The module ends in the state in
-    which the loss was least.
+    """Minimise a loss by L-BFGS, restore the parameters of the module with the least loss, and return that loss.
+
+    :param loss: the function to minimise, without arguments.
+    :param module: the module whose parameters are trained, if they require gradients.
+    :param max_steps: the largest number of steps; 0 evaluates the loss once.
 
     >>> line = nn.Linear(2, 1, bias=False).double()
     >>> least = minimize_lbfgs(lambda: (line.weight - torch.tensor([1.0, -2.0])).square().sum(), line)

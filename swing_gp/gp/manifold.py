@@ -1,13 +1,13 @@
-r"""A Matérn kernel on coordinates that a graph extends.
+r"""A Matérn kernel on coordinates that are extended by a graph.
 
 Points that are near in space may be far apart along the data: fingers of a hand, sheets of a roll, digits of two classes. With
 the diffusion coordinates :math:`\psi` of a short graph (:func:`~swing_gp.diffusion_coordinates`) the kernel is
 
 .. math:: k(x, x') = m_\nu\Bigl(\bigl|\,[x / \ell,\ \beta \psi(x)] - [x' / \ell,\ \beta \psi(x')]\,\bigr|\Bigr) ,
 
-:math:`m_\nu` the Matérn function and :math:`\psi` scaled to the total variance of :math:`x / \ell` over the nodes. At
-:math:`\beta \to 0` it is the plain Matérn kernel, at a large :math:`\beta` one on the manifold that the points lie on. It is a
-stationary kernel of the extended points, so that everything for such kernels applies to it.
+where :math:`m_\nu` is the Matérn function and :math:`\psi` is scaled to the total variance of :math:`x / \ell` over the nodes.
+As :math:`\beta \to 0` it becomes the plain Matérn kernel; at a large :math:`\beta` it is a kernel on the manifold of the
+points. It is a stationary kernel of the extended points, so methods for stationary kernels apply to it.
 
 >>> from swing_gp import ManifoldMaternKernel
 >>> points = torch.rand(300, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -15,7 +15,7 @@ stationary kernel of the extended points, so that everything for such kernels ap
 >>> kernel(points[:5], torch.rand(7, 2, dtype=torch.float64)).shape
 torch.Size([5, 7])
 
-The same as one step of the walk on the extended points, for solves with many of them:
+For solves with many points it is one step of the walk on the extended points:
 
 >>> from swing_gp import ImplicitGraph, OneStep, graph_kernel
 >>> graph = ImplicitGraph(kernel.extended_points(points).detach(), kernel.edge, normalization=None)
@@ -46,35 +46,44 @@ from swing_gp.operators.matrix_free import KernelSum
 from swing_gp.utils.validation import check_choice
 
 EDGES: dict[float, type[EdgeFunction]] = {0.5: Matern12, 1.5: Matern32, 2.5: Matern52}
-NEIGHBORS = 10
-# In more dimensions than this, where samples are never even, the influence of their density is taken back.
+# Number of neighbours in the default graph, the default of knn_graph.
+GRAPH_NEIGHBORS = 10
+# Largest dimension without a correction for the density of the points; in higher ones samples are never even.
 LOW_DIM = 3
-# Inputs whose functions are kept: training and test inputs come again and again.
-REMEMBERED = 2
+# Number of inputs with cached coordinates: training inputs and test inputs recur.
+CACHED_INPUTS = 2
 
 
 class ManifoldMaternKernel(Kernel):
     r"""A Matérn kernel on the coordinates and the diffusion coordinates of a graph.
 
-    :param points: the nodes, (N, d), for a :func:`~swing_gp.knn_graph` of ten neighbours, a graph with points, or
-        :class:`~swing_gp.DiffusionCoordinates`, which kernels may share.
+    :param points: the nodes, (N, d), for a :func:`~swing_gp.knn_graph` of ten neighbours; a graph with points; or
+        :class:`~swing_gp.operators.diffusion_coordinates.DiffusionCoordinates`, which kernels may share.
     :param nu: the smoothness: 0.5, 1.5 or 2.5.
     :param num: the number of eigenpairs.
-    :param beta: where :math:`\beta` starts. Useful values lie between 0.01 and 10; its raw parameter is a logarithm.
-    :param tau: where :math:`\tau` starts, by which short waves are damped; its raw parameter is a logarithm too.
-    :param lengthscale: where the lengthscale starts, in place of GPyTorch's 0.69.
-    :param ard_num_dims: d for one lengthscale a dimension. Diffusion coordinates have none of their own: their basis is
-        arbitrary where eigenvalues repeat.
+    :param beta: the initial :math:`\beta`, usefully between 0.01 and 10; its raw parameter is a logarithm.
+    :param tau: the initial :math:`\tau`, the damping of high frequencies on the graph; its raw parameter is a logarithm.
+    :param lengthscale: the initial lengthscale; GPyTorch's 0.69 if None.
+    :param ard_num_dims: d for one lengthscale per dimension. Diffusion coordinates have no lengthscales: their basis is
+        arbitrary if eigenvalues repeat.
+    :param batch_shape: the shape of a batch of kernels, as in GPyTorch.
+    :param active_dims: the input dimensions that are coordinates, d of them; all if None.
+    :param lengthscale_prior: a prior of the lengthscale, or None.
+    :param lengthscale_constraint: the constraint of the lengthscale; positive if None.
+    :param beta_prior: a prior of :math:`\beta`, or None.
+    :param beta_constraint: the constraint of :math:`\beta`; positive if None.
+    :param tau_prior: a prior of :math:`\tau`, or None.
+    :param tau_constraint: the constraint of :math:`\tau`; positive if None.
 
-    Inputs are coordinates, on or off the graph; a :class:`~swing_gp.SparseGraph` knows its nodes alone. The eigenpairs depend
-    on the graph alone and are found once, when the kernel is made. They are no part of the ``state_dict``: a kernel on the
-    same graph finds the same. There is no variance parameter: use ``ScaleKernel``.
+    Inputs are coordinates, on or off the graph; those of a :class:`~swing_gp.SparseGraph` must be nodes. The eigenpairs depend
+    on the graph only and are computed once, with the kernel. They are not in the ``state_dict``: a kernel on the same graph
+    computes them again. There is no variance parameter: use ``ScaleKernel``.
     """
 
     has_lengthscale = True
     is_stationary = False
-    beta = constrained("beta", "How much the graph counts beside the coordinates.")
-    tau = constrained("tau", "How much short waves on the graph are damped.")
+    beta = constrained("beta", "The weight of the graph relative to the coordinates.")
+    tau = constrained("tau", "The damping of high frequencies on the graph.")
 
     def __init__(
         self,
@@ -114,12 +123,13 @@ class ManifoldMaternKernel(Kernel):
         self._center, self._variances = nodes.mean(0), nodes.var(0, correction=0)
         self._register("beta", beta, beta_prior, beta_constraint)
         self._register("tau", tau, tau_prior, tau_constraint)
-        self._remembered: list[tuple[Tensor, Tensor]] = []
+        self._cached_functions: list[tuple[Tensor, Tensor]] = []
         self.to(nodes.dtype)
         if lengthscale is not None:
             write("lengthscale", self, lengthscale)
 
     def _register(self, name: str, value: float | Tensor, prior: Prior | None, constraint: Interval | None) -> None:
+        """Register a parameter of one number per kernel, by default the exponential of its raw value."""
         raw = torch.zeros(*self.batch_shape, 1, 1, dtype=self.coordinates.graph.points.dtype)
         self.register_parameter(f"raw_{name}", torch.nn.Parameter(raw))
         logarithmic = Positive(transform=torch.exp, inv_transform=torch.log)
@@ -130,11 +140,11 @@ class ManifoldMaternKernel(Kernel):
 
     @property
     def edge(self) -> EdgeFunction:
-        """The edge function between extended points."""
+        """Edge function between extended points."""
         return EDGES[self.nu](1.0)
 
     def extended_points(self, x: Tensor) -> Tensor:  # (*batch, n, d) -> (*batch, n, d + K)
-        r""":math:`[x / \ell,\ \beta \psi(x)]`: the kernel is the Matérn function of distances between these points.
+        r"""Compute :math:`[x / \ell,\ \beta \psi(x)]`; the kernel is the Matérn function of distances between these points.
 
         :param x: coordinates on or off the graph, with the dimensions of the graph.
         """
@@ -147,16 +157,17 @@ class ManifoldMaternKernel(Kernel):
         return torch.cat([scaled.expand(*batch, -1), psi.expand(*batch, -1)], -1)
 
     def _functions(self, x: Tensor) -> Tensor:  # (*batch, n, d) -> (*batch, n, K)
+        """Diffusion coordinates of inputs, cached unless gradients flow to the inputs."""
         if x.requires_grad:
             return self.coordinates.at(x)
-        for inputs, found in self._remembered:
+        for inputs, functions in self._cached_functions:
             if inputs.dtype == x.dtype and inputs.device == x.device and torch.equal(inputs, x):
-                return found
-        with torch.inference_mode(False):  # what is kept must serve in every mode
-            kept = x.clone()
-            found = self.coordinates.at(kept)
-        self._remembered = [(kept, found), *self._remembered[: REMEMBERED - 1]]
-        return found
+                return functions
+        with torch.inference_mode(False):  # cached tensors must serve in every mode
+            inputs = x.clone()
+            functions = self.coordinates.at(inputs)
+        self._cached_functions = [(inputs, functions), *self._cached_functions[: CACHED_INPUTS - 1]]
+        return functions
 
     def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, last_dim_is_batch: bool = False, **params: Any) -> Tensor:
         if last_dim_is_batch:
@@ -171,7 +182,11 @@ class ManifoldMaternKernel(Kernel):
         return KernelSum(to_linear_operator(covariance))  # whose solves have second derivatives
 
 
-def neighbor_graph(points: Tensor, neighbors: int = NEIGHBORS) -> Graph:
-    """The graph of nearest neighbours that coordinates are extended by; of as many as there are, where points are few."""
+def neighbor_graph(points: Tensor, neighbors: int = GRAPH_NEIGHBORS) -> Graph:
+    """Make the graph of nearest neighbours that extends coordinates.
+
+    :param points: the nodes, (N, d); gradients do not reach them.
+    :param neighbors: the number of neighbours, at most N - 2 of which are taken.
+    """
     density = 1.0 if points.shape[-1] > LOW_DIM else 0.0
     return knn_graph(points.detach().clone(), min(neighbors, len(points) - 2), density=density)

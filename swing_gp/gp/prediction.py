@@ -9,15 +9,14 @@ from typing import Any
 from gpytorch import settings
 from gpytorch.distributions import MultitaskMultivariateNormal
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
-from linear_operator.operators import AddedDiagLinearOperator, LinearOperator, ZeroLinearOperator
+from linear_operator.operators import LinearOperator, ZeroLinearOperator
 from linear_operator.utils.memoize import clear_cache_hook
 from torch import Tensor
 from torch.nn import Module
 
 from swing_gp.gp.cache import equal_values, snapshot
-from swing_gp.gp.posterior import IterativePosterior, LowRankPosterior, posterior_of
-from swing_gp.operators.broadcast import BroadcastLinearOperator
-from swing_gp.operators.kernel_block import KernelBlock
+from swing_gp.operators.batch import Stack
+from swing_gp.operators.posterior import Posterior, condition
 
 
 class GraphPredictionStrategy(DefaultPredictionStrategy):
@@ -28,7 +27,7 @@ class GraphPredictionStrategy(DefaultPredictionStrategy):
     features of a new one. (GPyTorch's own strategy would multiply the two, until ``model.train()``.)
     """
 
-    _posterior: LowRankPosterior | IterativePosterior | None = None
+    _posterior: Posterior | None = None
     _made_of: Any = None
 
     def exact_prediction(
@@ -36,13 +35,13 @@ class GraphPredictionStrategy(DefaultPredictionStrategy):
     ) -> tuple[Tensor, Tensor | LinearOperator]:
         self._follow_parameters()
         test, cross = _without_batch(test_test_covar), _without_batch(test_train_covar)
-        if self._posterior is not None and not self._posterior.reads(cross):
+        if self._posterior is not None and not self._posterior.serves(cross):
             self._forget()  # inputs beyond the box have made a wider grid, which serves the training inputs too
         if self._posterior is None:  # kept between predictions, with its solves
-            self._posterior = posterior_of(*self._conditioned, cross)
+            self._posterior = condition(*self._conditioned)
         # Missing targets are for GPyTorch to mask or fill.
         missing = settings.observation_nan_policy.value() != "ignore" and bool(self.train_labels.isnan().any())
-        if self._posterior is None or missing:
+        if self._posterior is None or missing or not self._posterior.serves(cross):
             return super().exact_prediction(test_mean, test_test_covar, test_train_covar)
         mean = test_mean + self._posterior.mean(cross)
         if settings.skip_posterior_variances.on():
@@ -94,10 +93,4 @@ def _values(module: Module) -> list[Any]:
 
 def _without_batch(operator: Any) -> Any:
     """One matrix out of a batch of equal ones: several targets share their covariance."""
-    if isinstance(operator, BroadcastLinearOperator):
-        return operator.base
-    if isinstance(operator, AddedDiagLinearOperator) and isinstance(operator._linear_op, BroadcastLinearOperator):
-        noise = operator._diag_tensor._diagonal().reshape(-1, operator.shape[-1])
-        if isinstance(operator._linear_op.base, KernelBlock) and bool((noise == noise[0]).all()):
-            return operator._linear_op.base.add_diagonal(noise[0])
-    return operator
+    return operator.operators[0] if isinstance(operator, Stack) and len(operator.operators) == 1 else operator

@@ -1,4 +1,4 @@
-"""Training: hyper-parameters to where a loss is least."""
+"""Training of hyper-parameters by Adam."""
 
 from __future__ import annotations
 
@@ -19,9 +19,14 @@ def minimize(
     patience: int | None = None,
     progress: bool | None = False,
 ) -> list[float]:
-    """Minimise by Adam. The module ends in the state in which its loss was least; the losses of all steps are returned.
+    """Minimise a loss by Adam, restore the state of the module with the least loss, and return the losses of all steps.
 
-    :param patience: stop after this many steps without progress.
+    :param loss: the function to minimise, without arguments.
+    :param module: the module whose parameters are trained, if they require gradients.
+    :param steps: the largest number of steps.
+    :param lr: the learning rate.
+    :param patience: stop after this many steps without progress; None for all steps.
+    :param progress: show a progress bar; None shows it on a terminal.
     """
     losses: list[float] = []
     best, best_state, waited = float("inf"), None, 0
@@ -30,7 +35,7 @@ def minimize(
         optimizer.zero_grad()
         value = loss()
         losses.append(float(value.detach()))
-        # What the loss was measured at is what is kept, not what the next step makes of it.
+        # The state that has this loss is stored before the step changes it.
         if losses[-1] < best - 1e-4 * max(1.0, abs(best)) or best_state is None:
             best, best_state, waited = losses[-1], copy.deepcopy(module.state_dict()), 0
         else:

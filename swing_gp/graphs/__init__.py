@@ -1,1 +1,1 @@
-"""What a graph is: edge functions, implicit graphs, and where inputs lie among the nodes."""
+"""Graphs: edge functions; implicit, sparse and nearest-neighbour graphs; the positions of inputs among the nodes."""

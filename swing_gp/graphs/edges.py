@@ -1,4 +1,4 @@
-r"""Edge functions: how strongly two points are linked, :math:`w_{ij} = f(p_i - p_j)` with :math:`f(0) = 1`.
+r"""Edge functions, the weights of a graph as a function of differences: :math:`w_{ij} = f(p_i - p_j)` with :math:`f(0) = 1`.
 
 An edge function is radial in the scaled difference :math:`z / \ell`, where the lengthscale :math:`\ell` is one number or
 one per dimension. Its spectral density :math:`S` integrates to one and uses angular frequencies,
@@ -27,22 +27,22 @@ from swing_gp.linalg.distances import distances, length, squared_distances
 from swing_gp.linalg.ensembles import gaussian_ensemble
 from swing_gp.utils.validation import as_parameter
 
-# Half the square of the distance to the centre, in lengthscales, up to which Gaussian weights are made from expanded squares:
-# the rounding error of those is 1e-12 here, and features of landmarks amplify it.
+# Largest |z|^2 / 2, z the distance to the centre in lengthscales, for Gaussian weights by expanded squares. Their rounding
+# error is 1e-12 at this bound, and landmark features amplify it.
 LARGEST_HALF = 5e3
 
 
 class EdgeFunction(ABC):
     """A radial edge function of the scaled difference.
 
-    :param lengthscale: one positive number, or a tensor with one entry per dimension; may require gradients.
+    :param lengthscale: one positive number, or a tensor (d,) with one entry per dimension; it may require gradients.
     """
 
     #: W is positive semi-definite for every point set, so the spectrum of the normalised graph lies in [0, 1].
     positive_definite = True
-    #: The norm of the scaled difference that f depends on.
+    #: The order p of the norm of the scaled difference; f is a function of this norm.
     norm = 2.0
-    #: The dimension of the points, where f is made for one.
+    #: The dimension of the points if f is defined in one dimension only, else None.
     dim: int | None = None
 
     def __init__(self, lengthscale: float | Tensor) -> None:
@@ -52,21 +52,21 @@ class EdgeFunction(ABC):
         return f"{type(self).__name__}(lengthscale={self.lengthscale.detach().tolist()})"
 
     def parameters(self) -> tuple[Tensor, ...]:
-        """The tensors that gradients flow to."""
+        """Tensors that gradients flow to."""
         return (self.lengthscale,)
 
     def with_parameters(self, *parameters: Tensor) -> EdgeFunction:
-        """The same edge function with other parameters, taken as they are."""
+        """Copy the edge function with other parameters, which are not checked."""
         other = copy.copy(self)
         (other.lengthscale,) = parameters
         return other
 
     def scaled(self, x: Tensor) -> Tensor:
-        """Points in units of the lengthscale."""
+        """Divide points by the lengthscale."""
         return x / self.lengthscale.to(x)
 
     def __call__(self, difference: Tensor) -> Tensor:  # (..., d) -> (...)
-        """The weight of an edge between two points that differ by ``difference``."""
+        """Weight of the edge between two points that differ by ``difference``."""
         return self.log_weight(difference).exp()
 
     def log_weight(self, difference: Tensor) -> Tensor:  # (..., d) -> (...)
@@ -78,11 +78,11 @@ class EdgeFunction(ABC):
         return self.log_of_pairs(*self._centered(x, y))
 
     def log_of_pairs(self, x: Tensor, y: Tensor) -> Tensor:  # (*batch, n, d), (*batch, m, d) -> (*batch, n, m)
-        """The same for points in units of the lengthscale."""
+        """Logarithms of the weights between all pairs of points in units of the lengthscale."""
         return self.log_profile(distances(x, y))
 
     def _centered(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Scaled points about a centre: a division far from zero loses digits."""
+        """Scale points about a centre: a division far from zero loses digits."""
         center = y.detach().mean(0)
         return self.scaled(x - center), self.scaled(y - center)
 
@@ -91,45 +91,45 @@ class EdgeFunction(ABC):
         return self.log_weights(x, y).exp()
 
     def smooth_weights(self, x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)
-        """The same at the cost of a matrix product where there is a way that loses little."""
+        """Pairwise weights at the cost of a matrix product, by expanded squares, if these are accurate for f."""
         return self.weights(x, y)
 
     @abstractmethod
     def log_profile(self, distance: Tensor) -> Tensor:
-        """log f at a scaled distance."""
+        """Logarithm of f at scaled distances, elementwise."""
 
     @abstractmethod
     def tempered(self, temperature: float) -> EdgeFunction:
-        """The edge function f^(1/temperature), of the same family."""
+        """Edge function f^(1/temperature), of the same family."""
 
     @abstractmethod
     def spectral_density(self, frequency: Tensor) -> Tensor:  # (..., d) -> (...)
-        """The spectral density at angular frequencies."""
+        """Spectral density at angular frequencies."""
 
     @abstractmethod
     def reach(self, eps: float) -> float:
-        r"""The distance, in lengthscales, beyond which :math:`|f|` stays below ``eps``."""
+        r"""Distance, in lengthscales, beyond which :math:`|f|` stays below ``eps``."""
 
     @abstractmethod
     def band(self, eps: float, dim: int) -> float:
-        """The frequency, in inverse lengthscales, beyond which the share ``eps`` squared of the integral of S^2 is left.
+        """Frequency, in inverse lengthscales, above which lies the share eps^2 of the integral of S^2 over R^dim.
 
-        By Parseval, leaving out what lies beyond costs a relative root-mean-square error of ``eps``.
+        By Parseval, omitting these frequencies is a relative root-mean-square error of ``eps``.
         """
 
     @abstractmethod
     def cutoff(self, eps: float, dim: int) -> float:
-        """The distance, in lengthscales, beyond which the share ``eps`` of the integral of f over R^dim is left."""
+        """Distance, in lengthscales, beyond which lies the share ``eps`` of the integral of f over R^dim."""
 
     @abstractmethod
-    def sample_frequencies(self, number: int, dim: int, *, generator: torch.Generator, ensemble: str = "orthogonal") -> Tensor:
-        """Frequencies, (number, dim), drawn from the spectral density *at lengthscale one*, in float64.
+    def sample_frequencies(self, number: int, dim: int, *, generator: torch.Generator) -> Tensor:
+        """Draw frequencies, (number, dim), float64, from the spectral density *at lengthscale one*.
 
-        They meet points scaled by the lengthscale, so that gradients reach the lengthscale at fixed draws.
+        They multiply points scaled by the lengthscale, so that gradients reach the lengthscale at fixed draws.
         """
 
     def _volume(self, frequency: Tensor) -> Tensor:  # (..., d) -> ()
-        """The product of the lengthscales over all dimensions, in the precision of the frequencies."""
+        """Product of the lengthscales over all dimensions, in the dtype of the frequencies."""
         return self.lengthscale.to(frequency).expand(frequency.shape[-1]).prod()
 
 
@@ -164,7 +164,7 @@ class Gaussian(SmoothEdge):
         halves = [0.5 * z.square().sum(-1) for z in (one, two)]
         if float(torch.cat(halves).detach().max()) > LARGEST_HALF:
             return self.weights(x, y)
-        # In place: what is left of the cost is in memory.
+        # In place: memory traffic dominates the cost.
         return torch.addmm(-halves[1], one, two.mT).sub_(halves[0].unsqueeze(-1)).clamp_max_(0).exp_()
 
     def tempered(self, temperature: float) -> Gaussian:
@@ -176,8 +176,8 @@ class Gaussian(SmoothEdge):
         constant = self._volume(frequency) / (2 * math.pi) ** (dim / 2)
         return constant * scaled.square().sum(-1).mul(-0.5).exp()
 
-    def sample_frequencies(self, number: int, dim: int, *, generator: torch.Generator, ensemble: str = "orthogonal") -> Tensor:
-        return gaussian_ensemble(number, dim, ensemble=ensemble, generator=generator)
+    def sample_frequencies(self, number: int, dim: int, *, generator: torch.Generator) -> Tensor:
+        return gaussian_ensemble(number, dim, ensemble="orthogonal", generator=generator)
 
     def reach(self, eps: float) -> float:
         return math.sqrt(2 * math.log(1 / eps))
@@ -192,7 +192,7 @@ class Gaussian(SmoothEdge):
 class Laplace(EdgeFunction):
     r""":math:`f(z) = \exp(-|z/\ell|_2)`, with a kink at the origin and a Cauchy spectral density.
 
-    Gradients in the points are not defined where two points coincide (zero is returned for that pair).
+    The gradient in two points that coincide is undefined; zero is returned for such a pair.
     """
 
     def log_profile(self, distance: Tensor) -> Tensor:
@@ -208,9 +208,9 @@ class Laplace(EdgeFunction):
         constant = self._volume(frequency) * math.exp(math.lgamma(half) - half * math.log(math.pi))
         return constant * (1 + scaled.square().sum(-1)).pow(-half)
 
-    def sample_frequencies(self, number: int, dim: int, *, generator: torch.Generator, ensemble: str = "orthogonal") -> Tensor:
+    def sample_frequencies(self, number: int, dim: int, *, generator: torch.Generator) -> Tensor:
         # Multivariate Cauchy: a normal vector over an independent normal number.
-        normal = gaussian_ensemble(number, dim, ensemble=ensemble, generator=generator)
+        normal = gaussian_ensemble(number, dim, ensemble="orthogonal", generator=generator)
         divisor = torch.randn(number, 1, dtype=torch.float64, generator=generator, device=generator.device)
         return normal / divisor.abs().to(normal.device)
 

@@ -1,4 +1,4 @@
-"""What every graph has: nodes, a matrix that kernels are series of, and the tensors that gradients flow to."""
+"""Base class of graphs: nodes, a normalised matrix that kernels are series of, and differentiable tensors."""
 
 from __future__ import annotations
 
@@ -14,23 +14,25 @@ from swing_gp.utils.validation import as_number, check_choice
 
 NORMALIZATIONS = ("symmetric", "random_walk", None)
 
-Any_Graph = TypeVar("Any_Graph", bound="Graph")
+GraphT = TypeVar("GraphT", bound="Graph")
 
 
 class Graph(ABC):
-    r"""A weighted undirected graph, and which of its matrices kernels are series of.
+    r"""A weighted undirected graph, and the normalisation of the matrix A that kernels are series of.
 
-    With degrees :math:`d_i = \sum_j w_{ij}` that is :math:`\tilde W = D^{-1/2} W D^{-1/2}` (``"symmetric"``),
-    :math:`P = D^{-1} W` (``"random_walk"``) or W itself (None). A ``density`` a replaces W beforehand by
-    :math:`W_a = D^{-a} W D^{-a}` (Coifman & Lafon, 2006), which takes the influence of unevenly sampled points back. Its
-    symmetric normalisation is :math:`\delta^{-1/2} W \delta^{-1/2}` with the degrees
+    With degrees :math:`d_i = \sum_j w_{ij}` the matrix A is :math:`\tilde W = D^{-1/2} W D^{-1/2}` (``"symmetric"``),
+    :math:`P = D^{-1} W` (``"random_walk"``) or W itself (None). A ``density`` a first replaces W by
+    :math:`W_a = D^{-a} W D^{-a}` (Coifman & Lafon, 2006), which removes the influence of uneven sampling. The symmetric
+    normalisation of :math:`W_a` is :math:`\delta^{-1/2} W \delta^{-1/2}` with the degrees
 
     .. math:: \delta(x) = d(x)^a \sum_j w(x, p_j)\, d_j^{-a} ,
 
-    so that everything that knows degrees knows density.
+    so that code that uses degrees covers densities.
 
-    :ivar points: coordinates of the nodes, (N, d); (N, 0) where they have none.
-    :ivar shards: where the nodes are.
+    :ivar points: coordinates of the nodes, (N, d), float32 or float64; (N, 0) if they have none.
+    :ivar normalization: ``"symmetric"``, ``"random_walk"`` or None.
+    :ivar density: the exponent a, in [0, 1].
+    :ivar shards: the processes that hold the nodes.
     """
 
     points: Tensor
@@ -57,28 +59,31 @@ class Graph(ABC):
     @property
     @abstractmethod
     def positive_definite(self) -> bool:
-        """Whether W is known to be positive semi-definite."""
+        """True if W is known to be positive semi-definite."""
 
     @property
     @abstractmethod
     def extends(self) -> bool:
-        """Whether weights are defined off the graph, between any point and the nodes."""
+        """True if weights are defined off the graph, between any point and the nodes."""
 
     @property
     def spectrum(self) -> tuple[float, float]:
-        """The interval that holds the spectrum of the normalised matrix; for raw W the degrees must say."""
+        """Interval that holds the spectrum of A; unbounded for raw W, whose norm only its degrees bound."""
         bound = 1.0 if self.normalization else math.inf
         return (0.0 if self.positive_definite else -bound, bound)
 
     def check_symmetric(self, what: str) -> None:
-        """Refuse random-walk normalisation for something that needs a symmetric matrix."""
+        """Refuse random-walk normalisation.
+
+        :param what: the computation that needs a symmetric matrix, for the message.
+        """
         if self.normalization == "random_walk":
             raise ValueError(
                 f"{what} needs a symmetric matrix, and normalization='random_walk' gives none; use normalization='symmetric'."
             )
 
     def degree_scales(self, log_degree: Tensor, log_density: Tensor) -> tuple[Tensor, Tensor]:  # (N,), (N,) -> (N,), (N,)
-        r"""What the rows and the columns of W are multiplied by.
+        r"""Factors of the rows and of the columns of W in A.
 
         :param log_degree: :math:`\log \delta` of the nodes.
         :param log_density: :math:`a \log d` of the nodes.
@@ -91,33 +96,33 @@ class Graph(ABC):
         return root, root
 
     def parameters(self) -> tuple[Tensor, ...]:
-        """The parameters that kernels learn."""
+        """Parameters that kernels learn, such as lengthscales."""
         return ()
 
     @abstractmethod
     def fixed_tensors(self) -> tuple[Tensor, ...]:
-        """All other tensors that gradients flow to; the points first."""
+        """All other tensors that gradients flow to; the points come first."""
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Every tensor that gradients flow to: the fixed ones, then the parameters."""
+        """All tensors that gradients flow to: :meth:`fixed_tensors`, then :meth:`parameters`."""
         return (*self.fixed_tensors(), *self.parameters())
 
     @abstractmethod
-    def with_tensors(self: Any_Graph, *tensors: Tensor) -> Any_Graph:
-        """The same graph with other :meth:`tensors`, of the same shapes."""
+    def with_tensors(self: GraphT, *tensors: Tensor) -> GraphT:
+        """Copy the graph with other :meth:`tensors`, of the same shapes."""
 
     @abstractmethod
     def settings(self) -> tuple:
-        """All that the graph is made of besides its tensors, for comparisons by value."""
+        """Settings that define the graph besides its tensors, for comparisons by value."""
 
     @abstractmethod
-    def subgraph(self: Any_Graph, nodes: Tensor) -> Graph:
-        """Some of the nodes and the weights among them, without gradients."""
+    def subgraph(self: GraphT, nodes: Tensor) -> Graph:
+        """Graph of some nodes and the weights among them, without gradients."""
 
     @abstractmethod
     def weight_rows(self, nodes: Tensor) -> Tensor:  # (n,) -> (n, N)
-        """Exact rows of W, at O(N) each: the yardstick of ``estimate_error``."""
+        """Exact rows of W, at O(N) each; ``estimate_error`` compares with them."""
 
     @abstractmethod
     def weight_matrix(self) -> Tensor:  # (N, N)
-        """W as a dense matrix, for small graphs."""
+        """Dense W in float64, for small graphs."""

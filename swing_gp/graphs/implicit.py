@@ -1,4 +1,4 @@
-r"""Implicit graphs: points and an edge function stand for a weighted graph with up to N^2 edges that nobody stores.
+r"""Implicit graphs: points and an edge function define a weighted graph with up to N^2 edges, which are never stored.
 
 >>> import torch
 >>> from swing_gp.graphs.edges import Gaussian
@@ -26,16 +26,16 @@ from swing_gp.linalg.reducer import LOCAL, Reducer
 class ImplicitGraph(Graph):
     r"""The graph with weights :math:`w_{ij} = f(p_i - p_j)`, self-loops included.
 
-    :param points: the nodes, (N, d), float32 or float64, on any device; may require gradients.
+    :param points: the nodes, (N, d), float32 or float64, on any device; they may require gradients.
     :param edge: the edge function f.
     :param normalization: the matrix that kernels are series of: ``"symmetric"`` for
         :math:`\tilde W = D^{-1/2} W D^{-1/2}` (spectrum in [0, 1] for positive-definite f), ``"random_walk"`` for
         :math:`P = D^{-1} W`, ``None`` for W itself, whose norm grows up to N.
-    :param density: a in :math:`W_a = D^{-a} W D^{-a}`, which takes the place of W before it is normalised. At 0 kernels follow
-        the density of the points; at 1 they do not: for points on a manifold and a short lengthscale, :math:`I - P` is then
-        its Laplace-Beltrami operator up to a factor, however unevenly it was sampled. Off the graph degrees are
-        :math:`\delta(x) = d(x)^a \sum_j f(x - p_j) d_j^{-a}`, not below 1, which is the least that a node has.
-    :param shards: where the nodes are: all in this process, or ``points`` are a shard of them
+    :param density: the exponent a in [0, 1] of :math:`W_a = D^{-a} W D^{-a}`, which replaces W before it is normalised. At 0
+        kernels depend on the density of the points. At 1 they do not: for points on a manifold and a short lengthscale,
+        :math:`I - P` is then its Laplace-Beltrami operator up to a factor, however unevenly it was sampled. Off the graph the
+        degree is :math:`\delta(x) = d(x)^a \sum_j f(x - p_j) d_j^{-a}`, and at least 1, the least degree of a node.
+    :param shards: the processes that hold the nodes: this one alone, or several, of whose nodes ``points`` are a shard
         (:class:`swing_gp.parallel.Shards`).
     """
 
@@ -84,7 +84,8 @@ class ImplicitGraph(Graph):
         return self.edge.positive_definite
 
     def with_edge(self, edge: EdgeFunction) -> ImplicitGraph:
-        return self._replace(self.points, edge)
+        """Copy the graph with another edge function, which is not checked."""
+        return self._copy(self.points, edge)
 
     def fixed_tensors(self) -> tuple[Tensor, ...]:
         return (self.points,)
@@ -94,21 +95,21 @@ class ImplicitGraph(Graph):
 
     def with_tensors(self, *tensors: Tensor) -> ImplicitGraph:
         points, *parameters = tensors
-        return self._replace(points, self.edge.with_parameters(*parameters))
+        return self._copy(points, self.edge.with_parameters(*parameters))
 
-    def _replace(self, points: Tensor, edge: EdgeFunction) -> ImplicitGraph:
-        # Validated once already; operators rebuild graphs inside autograd, where a check would cost a pass.
+    def _copy(self, points: Tensor, edge: EdgeFunction) -> ImplicitGraph:
+        # No validation: operators rebuild graphs inside autograd, and a check costs a pass over the points.
         other = copy.copy(self)
         other.points, other.edge = points, edge
         return other
 
     def subgraph(self, nodes: Tensor) -> ImplicitGraph:
-        return self._replace(self.points[nodes].detach(), self.edge)
+        return self._copy(self.points[nodes].detach(), self.edge)
 
     def settings(self) -> tuple:
         edge, parameters = self.edge, {id(tensor) for tensor in self.edge.parameters()}
-        shape = {name: value for name, value in vars(edge).items() if id(value) not in parameters}
-        return self.normalization, self.density, type(edge), shape
+        others = {name: value for name, value in vars(edge).items() if id(value) not in parameters}
+        return self.normalization, self.density, type(edge), others
 
     def weight_rows(self, nodes: Tensor) -> Tensor:  # (n,) -> (n, N)
         return self.edge.weights(self.points[nodes], self.points)
@@ -119,7 +120,11 @@ class ImplicitGraph(Graph):
 
 
 def recomputed(function: Callable[..., Tensor], graph: ImplicitGraph) -> Callable[..., Tensor]:
-    """``function(rows, edge, points, ...)`` on the tensors of the graph; its backward pass computes the block anew."""
+    """Bind ``function(rows, edge, points, ...)`` to a graph; its backward pass recomputes the block instead of storing it.
+
+    :param function: a function of query points, an edge function, the nodes and other tensors.
+    :param graph: the graph whose edge function and nodes it takes; gradients reach them.
+    """
 
     def block(rows: Tensor, *others: Tensor) -> Tensor:
         def run(rows: Tensor, points: Tensor, *tensors: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Where kernel inputs lie: which of them are nodes, and which of them are one and the same point.
+"""Places of kernel inputs: which of them are nodes, and which of them are one and the same point.
 
 Inputs come as coordinates or as node ids. Rows are compared bit by bit through a 64-bit key, so that looking up n inputs
 among N nodes costs a sort of the nodes and O(n log N).
@@ -23,11 +23,13 @@ class Inputs:
     :ivar points: coordinates, (\*batch, n, d); they may require gradients.
     :ivar nodes: node ids, (\*batch, n), and -1 off the graph.
     :ivar keys: two inputs are the same point exactly where their keys agree, (\*batch, n).
+    :ivar scale: a factor of the rows of features of every input, which a kernel sets, (\*batch, n).
     """
 
     points: Tensor
     nodes: Tensor
     keys: Tensor
+    scale: Tensor
 
     def __len__(self) -> int:
         return self.keys.shape[-1]
@@ -37,33 +39,38 @@ class Inputs:
         return self.keys.shape[:-1]
 
     def in_lists(self, *shape: int) -> Inputs:
-        """The same inputs one after another in a batch of lists, whose last size is the length of a list."""
-        return Inputs(self.points.reshape(*shape, self.points.shape[-1]), self.nodes.reshape(shape), self.keys.reshape(shape))
+        """These inputs one after another in a batch of lists, whose last size is the length of a list."""
+        points = self.points.reshape(*shape, self.points.shape[-1])
+        return Inputs(points, *(part.reshape(shape) for part in (self.nodes, self.keys, self.scale)))
 
     @cached_property
     def on_graph(self) -> bool:
-        """Whether every input is a node, and nobody asks how the kernel changes as it moves away from there."""
+        """True where every input is a node, and nobody asks how the kernel changes as it moves away from there."""
         return not self.points.requires_grad and bool((self.nodes >= 0).all())
 
     @cached_property
     def distinct(self) -> bool:
-        """Whether no list has a point twice."""
+        """True where no list has a point twice."""
         return bool((self.keys.sort(-1).values.diff(dim=-1) != 0).all())
 
     def __getitem__(self, index: slice | Tensor) -> Inputs:
-        return Inputs(self.points[index], self.nodes[index], self.keys[index])
+        return Inputs(self.points[index], self.nodes[index], self.keys[index], self.scale[index])
 
     def detach(self) -> Inputs:
-        return Inputs(self.points.detach(), self.nodes, self.keys)
+        return Inputs(self.points.detach(), self.nodes, self.keys, self.scale.detach())
+
+    def following(self, points: Tensor, scale: Tensor) -> Inputs:
+        """These inputs with coordinates and factors that carry gradients."""
+        return Inputs(points, self.nodes, self.keys, scale)
 
     def same_as(self, other: Inputs) -> bool:
-        """Whether two lists hold the same points in the same order."""
+        """Compare two lists: the same points in the same order."""
         return self is other or (len(self) == len(other) and torch.equal(self.keys, other.keys))
 
 
 def nodes_of(points: Tensor, ids: Tensor) -> Inputs:
     """Nodes as inputs."""
-    return Inputs(points[ids], ids, ids)
+    return Inputs(points[ids], ids, ids, torch.ones(ids.shape, dtype=points.dtype, device=points.device))
 
 
 def locate(points: Tensor, x: Tensor) -> Inputs:
@@ -103,14 +110,14 @@ def _by_coordinates(points: Tensor, x: Tensor) -> Inputs:
         )
     if not bool(torch.isfinite(x.detach()).all()):
         raise ValueError("The inputs must be finite: they contain NaN or infinity; drop or impute those rows.")
-    keys = _row_keys(x.detach())
+    keys, one = _row_keys(x.detach()), torch.ones(len(x), dtype=x.dtype, device=x.device)
     if len(points) == 0:  # an empty shard
-        return Inputs(x, torch.full_like(keys, -1), keys)
+        return Inputs(x, torch.full_like(keys, -1), keys, one)
     of_nodes, order = _row_keys(points.detach()).sort(stable=True)
     place = torch.searchsorted(of_nodes, keys).clamp_max(len(points) - 1)
     found = order[place]
     is_node = (of_nodes[place] == keys) & (points[found] == x.detach()).all(-1)
-    return Inputs(x, torch.where(is_node, found, torch.full_like(found, -1)), keys)
+    return Inputs(x, torch.where(is_node, found, torch.full_like(found, -1)), keys, one)
 
 
 def _row_keys(x: Tensor) -> Tensor:  # (n, d) -> (n,) int64

@@ -40,10 +40,10 @@ from swing_gp.linalg.ensembles import gaussian_ensemble
 
 
 class Matern12(Laplace):
-    r""":math:`f(z) = \exp(-|z/\ell|)`: :class:`~swing_gp.Laplace` under the name that it has among covariances."""
+    r""":math:`f(z) = \exp(-|z/\ell|)`: :class:`~swing_gp.graphs.edges.Laplace` under its name as a covariance function."""
 
 
-class _Matern(SmoothEdge):
+class _MaternEdge(SmoothEdge):
     r"""A polynomial in s times :math:`e^{-s}`.
 
     :cvar nu: the smoothness.
@@ -71,15 +71,18 @@ class _Matern(SmoothEdge):
         constant = math.exp(math.lgamma(power) - math.lgamma(self.nu) - dim / 2 * math.log(twice * math.pi))
         return constant * self._volume(frequency) * (1 + scaled.square().sum(-1) / twice).pow(-power)
 
-    def sample_frequencies(self, number: int, dim: int, *, generator: torch.Generator, ensemble: str = "orthogonal") -> Tensor:
+    def sample_frequencies(self, number: int, dim: int, *, generator: torch.Generator) -> Tensor:
         # Multivariate t: a normal vector over the root of the mean of 2 nu squares of normal numbers.
-        normal = gaussian_ensemble(number, dim, ensemble=ensemble, generator=generator)
+        normal = gaussian_ensemble(number, dim, ensemble="orthogonal", generator=generator)
         degrees = round(2 * self.nu)
         others = torch.randn(number, degrees, dtype=torch.float64, generator=generator, device=generator.device)
         return normal / others.square().mean(-1, keepdim=True).sqrt()
 
     def reach(self, eps: float) -> float:
-        return _fall(lambda s: sum(c * s**k for k, c in enumerate(self.terms)) * math.exp(-s), eps) / math.sqrt(2 * self.nu)
+        def profile(s: float) -> float:
+            return sum(c * s**k for k, c in enumerate(self.terms)) * math.exp(-s)
+
+        return _falling_root(profile, eps) / math.sqrt(2 * self.nu)
 
     def band(self, eps: float, dim: int) -> float:
         # S^2 falls like (1 + t)^-(2 nu + dim) with t = |omega|^2 / (2 nu): a beta law in t / (1 + t).
@@ -90,10 +93,10 @@ class _Matern(SmoothEdge):
         # Every term of s^(dim - 1) f is a gamma law.
         masses = [coefficient * math.gamma(dim + k) for k, coefficient in enumerate(self.terms)]
 
-        def left(s: float) -> float:
+        def tail(s: float) -> float:
             return sum(m * scipy.special.gammaincc(dim + k, s) for k, m in enumerate(masses)) / sum(masses)
 
-        return _fall(left, eps) / math.sqrt(2 * self.nu)
+        return _falling_root(tail, eps) / math.sqrt(2 * self.nu)
 
 
 class _LogMatern(torch.autograd.Function):
@@ -124,20 +127,20 @@ def _polynomial(coefficients: Sequence[float], s: Tensor) -> Tensor:
     return result
 
 
-class Matern32(_Matern):
+class Matern32(_MaternEdge):
     r""":math:`f(z) = (1 + s)\, e^{-s}` with :math:`s = \sqrt 3\, |z/\ell|`: once differentiable sample paths."""
 
     nu, terms = 1.5, (1.0, 1.0)
 
 
-class Matern52(_Matern):
+class Matern52(_MaternEdge):
     r""":math:`f(z) = (1 + s + s^2/3)\, e^{-s}` with :math:`s = \sqrt 5\, |z/\ell|`: twice differentiable sample paths."""
 
     nu, terms = 2.5, (1.0, 1.0, 1 / 3)
 
 
-def _fall(function: Callable[[float], float], value: float) -> float:
-    """Where a function that falls from one to zero has a value."""
+def _falling_root(function: Callable[[float], float], value: float) -> float:
+    """Root s >= 0 of function(s) = value, for a function that falls from one to zero; 0 if the value is above one."""
     if value >= 1:
         return 0.0
     high = 1.0

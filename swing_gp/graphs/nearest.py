@@ -1,15 +1,15 @@
-r"""Graphs of nearest neighbours: each node is linked to the k nearest, with weights that fit the local spacing.
+r"""Graphs of nearest neighbours: every node is linked to its k nearest nodes, with weights scaled by the local spacing.
 
-With :math:`r_m(x)` the distance of x to its m-th nearest node, not counting the nearest of all, which for a node is itself,
+Let :math:`r_m(x)` be the distance of x to its m-th nearest node. The very nearest is not counted: a node is nearest to itself.
 
 .. math:: w(x, y) = \exp\Bigl(-\frac{|x - y|^2}{2\, s(x) s(y)}\Bigr)
           \bigl(1 - (1 - \tau_x)(1 - \tau_y)\bigr), \qquad s = r_k, \qquad
           \tau_x = \mathrm{smoothstep}\,\frac{r_{k+1}(x)^2 - |x - y|^2}{r_{k+1}(x)^2 - r_{\lceil k/2 \rceil}(x)^2} .
 
 The exponential is self-tuning (Zelnik-Manor & Perona, 2004). :math:`\tau_x` is one up to the median neighbour of x and falls to
-zero at its (k+1)-th, so that nobody jumps in or out of the neighbourhood as x moves, and two points are linked if either has
-the other among its neighbours. The same formula holds for every x in space: a point that moves to a node gets the weights of
-that node, the self-loop :math:`w(x, x) = 1` included.
+zero at its (k+1)-th, so that weights are continuous as x moves. Two points are linked if either is among the neighbours of
+the other. The formula holds for every x in space: a point that moves to a node gets the weights of that node, the self-loop
+:math:`w(x, x) = 1` included.
 
 >>> points = torch.rand(100, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 >>> graph = knn_graph(points, k=5)
@@ -28,7 +28,6 @@ from functools import cached_property
 import numpy as np
 import scipy.sparse
 import scipy.spatial
-import sklearn.neighbors
 import torch
 from torch import Tensor
 
@@ -37,18 +36,19 @@ from swing_gp.linalg.chunks import chunk_entries
 from swing_gp.linalg.sparse import SparsePattern
 from swing_gp.utils.validation import as_number, check_count
 
-# Dimension above which all distances are computed: trees visit most of the points there.
+# Largest dimension that a k-d tree is used in: in higher ones it visits most of the points.
 TREE_DIM = 15
-# Distances whose squares differ by less than this share are one distance that was rounded.
-ROUNDING = {torch.float64: 1e-8, torch.float32: 3e-4}
-# What such roundings may leave of the weights of all neighbours together.
-FAINT = 0.1
+# Relative difference of squared distances below which they count as equal: rounding moves them by as much.
+SQUARE_ROUNDING = {torch.float64: 1e-8, torch.float32: 3e-4}
+# Least sum of the weights of the neighbours of a node, in self-loops, if its distances differ by rounding alone.
+LEAST_LINK = 0.1
 
 
 class KNNGraph(SparseGraph):
-    """The graph of the k nearest neighbours. Made by :func:`knn_graph`.
+    """The graph of the k nearest neighbours, as :func:`~swing_gp.knn_graph` makes it, where the arguments are checked.
 
     :ivar k: the number of neighbours.
+    :ivar bandwidth: ``"local"`` or one number.
     :ivar scales: squares of :math:`s`, :math:`r_{\\lceil k/2 \\rceil}` and :math:`r_{k+1}` of the nodes, (3, N).
     """
 
@@ -60,26 +60,27 @@ class KNNGraph(SparseGraph):
         nearest = self._index.nearest(points, k + 2)
         self.scales = self._scales(points, nearest)
         links = _csr(nearest[:, :-1], len(points))
-        union = scipy.sparse.csr_array(links + links.T)  # either way
+        union = scipy.sparse.csr_array(links + links.T)  # linked if either is near the other
         union.sort_indices()
         self.pattern = SparsePattern.from_scipy(union)
         self.weights = self._weights(points, self.scales, self.pattern)
         others = self.pattern.matmul(self.weights.detach(), torch.ones_like(points[:, :1].detach())).squeeze(-1) - 1
         _, start, end = self.scales.detach()
-        alone = (others < FAINT) & (end - start < ROUNDING[points.dtype] * end)  # others may be far from everything
-        if bool(alone.any()):
+        # Weak links to nodes at clearly different distances are those of an outlier, which is no error.
+        isolated = (others < LEAST_LINK) & (end - start < SQUARE_ROUNDING[points.dtype] * end)
+        if bool(isolated.any()):
             raise ValueError(
-                f"k={k} leaves {int(alone.sum())} nodes without a neighbour: those at their {k}-th distance are as far as the "
-                "next, as on a lattice, and nothing tells them apart. Use another k, for instance the number of next and "
+                f"k={k} leaves {int(isolated.sum())} nodes without a neighbour: those at their {k}-th distance are as far as "
+                "the next, as on a lattice, and nothing tells them apart. Use another k, for instance the number of next and "
                 "next-but-one neighbours on the lattice."
             )
 
-    def _how(self) -> str:
+    def _settings_repr(self) -> str:
         return f"k={self.k}, bandwidth={self.bandwidth!r}, density={self.density:g}, normalization={self.normalization!r}"
 
     @cached_property
-    def _index(self) -> _Index:
-        return _Index(self.points.detach().double().cpu().numpy())
+    def _index(self) -> _NeighborIndex:
+        return _NeighborIndex(self.points.detach().double().cpu().numpy())
 
     def __getstate__(self) -> dict:
         return {name: value for name, value in self.__dict__.items() if name != "_index"}
@@ -89,7 +90,7 @@ class KNNGraph(SparseGraph):
 
     def with_tensors(self, *tensors: Tensor) -> KNNGraph:
         other = copy.copy(self)
-        other.__dict__.update({name: value for name, value in self.__dict__.items() if name == "_index"})  # no pickle has it
+        other.__dict__.update({name: value for name, value in self.__dict__.items() if name == "_index"})  # copies leave it out
         other.points, other.weights, other.scales = tensors
         return other
 
@@ -97,6 +98,7 @@ class KNNGraph(SparseGraph):
         return (*super().settings(), self.k, self.bandwidth)
 
     def _scales(self, x: Tensor, nearest: np.ndarray) -> Tensor:  # (n, d), (n, k + 2) -> (3, n)
+        """Scales of points from the ids of their nearest nodes; see :attr:`scales`."""
         columns = [self.k, -(-self.k // 2), self.k + 1]
         ids = torch.from_numpy(nearest[:, columns]).to(x.device)
         squares = (x.unsqueeze(1) - self.points[ids]).square().sum(-1)
@@ -110,19 +112,19 @@ class KNNGraph(SparseGraph):
         return squares.mT
 
     def _weights(self, x: Tensor, scales: Tensor, pattern: SparsePattern) -> Tensor:  # (n, d), (3, n) -> (entries,)
-        """The weights between points with the given scales and the nodes."""
+        """Weights between points with the given scales and the nodes, in the order of the pattern."""
 
         def weigh(rows: Tensor, columns: Tensor) -> Tensor:
             square = (x[rows] - self.points[columns]).square().sum(-1)
-            ours, theirs = scales[:, rows], self.scales[:, columns]
-            apart = (1 - _taper(square, *ours[1:])) * (1 - _taper(square, *theirs[1:]))
-            return (-0.5 * square / (ours[0] * theirs[0]).sqrt()).exp() * (1 - apart)
+            point_scales, node_scales = scales[:, rows], self.scales[:, columns]
+            apart = (1 - _taper(square, *point_scales[1:])) * (1 - _taper(square, *node_scales[1:]))
+            return (-0.5 * square / (point_scales[0] * node_scales[0]).sqrt()).exp() * (1 - apart)
 
         blocks = pattern.blocks(chunk_entries(x.dtype) // max(8, self.dim))
         return torch.cat([weigh(rows.to(x.device), columns.to(x.device)) for rows, columns in blocks])
 
     def extension(self, x: Tensor) -> tuple[SparsePattern, Tensor]:  # (n, d)
-        """The weights between any points and the nodes; differentiable in the points."""
+        """Pattern, (n, N), and entries of the weights between any points and the nodes; differentiable in the points."""
         nearest = self._index.nearest(x, self.k + 2)
         reach = self.scales[2].detach().double().sqrt().cpu().numpy()
         links = _csr(nearest[:, :-1], self.num_nodes) + self._index.reaching(x, reach)
@@ -139,21 +141,21 @@ def knn_graph(
     density: float = 0.0,
     normalization: str | None = "symmetric",
 ) -> KNNGraph:
-    r"""The symmetrised graph of the k nearest neighbours, with self-loops of weight one; see :mod:`swing_gp.graphs.nearest`.
+    r"""Make the graph of the k nearest neighbours, with self-loops of weight one; see :mod:`swing_gp.graphs.nearest`.
 
     :param points: the nodes, (N, d), float32 or float64; gradients reach them on the fixed pattern.
-    :param k: neighbours of a node, at most N - 2.
-    :param bandwidth: ``"local"`` for the distance to the k-th neighbour, or one number for all. The local one makes weights
-        free of units and fits them to a density that varies; with a number, take a k that covers about three bandwidths.
-    :param density: as of :class:`~swing_gp.ImplicitGraph`. With one bandwidth for all, 1 gives the Laplace-Beltrami operator
-        whatever the density q of the points on a manifold of dimension m. The local bandwidth is itself
+    :param k: the number of neighbours of a node, at most N - 2.
+    :param bandwidth: s: ``"local"`` for the distance to the k-th neighbour, or one number for all nodes. The local bandwidth
+        has no unit and adapts to a density that varies; with a number, take a k that covers about three bandwidths.
+    :param density: the exponent a, as for :class:`~swing_gp.ImplicitGraph`. With one bandwidth for all nodes, 1 gives the
+        Laplace-Beltrami operator whatever the density q of the points on a manifold of dimension m. The local bandwidth is
         :math:`\sim q^{-1/m}` and makes all degrees about equal, so that a density changes little: :math:`I - P` becomes a
         multiple of :math:`q^{-2/m}` times :math:`\Delta f + (1 - 2/m) \nabla f \cdot \nabla \log q` (Berry & Harlim, 2016).
-        Distances are measured in neighbours, and it is meant to be so.
-    :param normalization: as of :class:`~swing_gp.ImplicitGraph`; the spectrum is in [-1, 1], and W not positive definite.
+        This is intended: distances are measured in neighbours.
+    :param normalization: as for :class:`~swing_gp.ImplicitGraph`; the spectrum is in [-1, 1], and W is not positive definite.
 
-    Points are found by a k-d tree, and from 16 dimensions on by all distances. Off the graph x is linked to its k + 1 nearest
-    nodes and to nodes that have x among theirs. Given the values at the nodes, values at points off the graph are
+    Neighbours are searched by a k-d tree, from 16 dimensions on by all distances. Off the graph x is linked to its k + 1
+    nearest nodes, and to nodes that have x among theirs. Given the values at the nodes, values at points off the graph are
     independent, so that covariances are positive semi-definite.
     """
     if not torch.is_tensor(points) or points.dim() != 2 or points.shape[1] == 0:
@@ -173,13 +175,13 @@ def knn_graph(
 
 
 def _taper(square: Tensor, start: Tensor, end: Tensor) -> Tensor:
-    """One up to a distance, zero from another on, smooth between; all as squares."""
-    share = ((end - square) / (end - start).clamp_min(ROUNDING[end.dtype] * end.detach())).clamp(0, 1)
+    """Smoothstep taper: one up to the start, zero from the end on. All distances are squared."""
+    share = ((end - square) / (end - start).clamp_min(SQUARE_ROUNDING[end.dtype] * end.detach())).clamp(0, 1)
     return share.square() * (3 - 2 * share)
 
 
 def _csr(columns: np.ndarray, num_columns: int) -> scipy.sparse.csr_array:  # (n, m)
-    """The pattern with these columns in every row."""
+    """Pattern with the given columns in every row, (n, num_columns)."""
     number, width = columns.shape
     index = np.int32 if number * width < 2**31 else np.int64
     crow = np.arange(0, number * width + 1, width, dtype=index)
@@ -187,24 +189,29 @@ def _csr(columns: np.ndarray, num_columns: int) -> scipy.sparse.csr_array:  # (n
     return scipy.sparse.csr_array((ones, columns.ravel().astype(index), crow), shape=(number, num_columns))
 
 
-class _Index:
-    """Which of the nodes are near."""
+class _NeighborIndex:
+    """Search index for nearest nodes.
+
+    :param points: the nodes, (N, d), float64.
+    """
 
     def __init__(self, points: np.ndarray) -> None:
         self.points, self.tree = points, scipy.spatial.cKDTree(points) if points.shape[1] <= TREE_DIM else None
 
     def nearest(self, x: Tensor, number: int) -> np.ndarray:  # (n, d) -> (n, number)
-        """The ids of the nearest nodes, nearest first."""
+        """Ids of the nearest nodes, nearest first."""
         queries = x.detach().double().cpu().numpy()
         if self.tree is not None:
             return self.tree.query(queries, number, workers=-1)[1].reshape(len(queries), number)
         if len(queries) == 0:
             return np.empty((0, number), dtype=np.int64)
-        search = sklearn.neighbors.NearestNeighbors(n_neighbors=number, algorithm="brute").fit(self.points)
+        from sklearn.neighbors import NearestNeighbors  # takes a second to load, for many dimensions alone
+
+        search = NearestNeighbors(n_neighbors=number, algorithm="brute").fit(self.points)
         return search.kneighbors(queries, return_distance=False)
 
     def reaching(self, x: Tensor, radii: np.ndarray) -> scipy.sparse.csr_array:  # (n, d), (N,) -> (n, N)
-        """The nodes whose own radius reaches to a point: a search for each power of two among the radii."""
+        """Pattern of the nodes within whose radius each point lies, by one search for each power of two among the radii."""
         queries = x.detach().double().cpu().numpy()
         octave = np.ceil(np.log2(np.maximum(radii, np.finfo(np.float64).tiny))).astype(int)
         rows, columns = [], []
@@ -213,9 +220,9 @@ class _Index:
             for power in np.unique(octave):
                 nodes = np.flatnonzero(octave == power)
                 near = scipy.spatial.cKDTree(self.points[nodes]).sparse_distance_matrix(tree, 2.0**power, output_type="ndarray")
-                kept = near["v"] < radii[nodes[near["i"]]]
-                rows.append(near["j"][kept])
-                columns.append(nodes[near["i"][kept]])
+                inside = near["v"] < radii[nodes[near["i"]]]
+                rows.append(near["j"][inside])
+                columns.append(nodes[near["i"][inside]])
         elif len(queries):
             step = max(1, chunk_entries() // len(self.points))
             for start in range(0, len(queries), step):
@@ -223,6 +230,6 @@ class _Index:
                 row, column = np.nonzero(distances < radii)
                 rows.append(row + start)
                 columns.append(column)
-        pairs = tuple(np.concatenate([np.empty(0, dtype=np.int64), *found]) for found in (rows, columns))
+        pairs = tuple(np.concatenate([np.empty(0, dtype=np.int64), *parts]) for parts in (rows, columns))
         ones = np.ones(len(pairs[0]), dtype=np.int8)
         return scipy.sparse.coo_array((ones, pairs), shape=(len(queries), len(self.points))).tocsr()

@@ -1,4 +1,4 @@
-r"""Sparse graphs: a weighted graph given by its adjacency matrix.
+r"""Sparse graphs: weighted graphs given by their adjacency matrices.
 
 >>> import scipy.sparse
 >>> path = scipy.sparse.diags_array([1.0, 1.0], offsets=[-1, 1], shape=(4, 4))
@@ -10,36 +10,42 @@ r"""Sparse graphs: a weighted graph given by its adjacency matrix.
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 import scipy.sparse
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from swing_gp.graphs.graph import Graph
 from swing_gp.linalg.sparse import SparsePattern
 from swing_gp.utils.validation import check_count
 
-# Weights that differ by no more than this share of the largest count as symmetric: rounding in float32 leaves as much.
+# Largest difference of w_ij and w_ji, relative to the largest weight, in a symmetric matrix: ten roundings of float32.
 ASYMMETRY = 1e-6
+
+SparseMatrix: TypeAlias = scipy.sparse.sparray | scipy.sparse.spmatrix | Tensor
 
 
 class SparseGraph(Graph):
     r"""A symmetric weighted graph, given by its matrix.
 
     :param adjacency: W, (N, N): a ``scipy.sparse`` matrix or array, or a torch sparse tensor (COO or CSR), whose values may
-        require gradients. Symmetric, finite, non-negative, with at least one edge. float32 stays float32; whole numbers become
-        float64. Entries given twice are added, as SciPy has it.
-    :param points: coordinates of the nodes, (N, d), if there are any: inputs of kernels may then be coordinates of nodes.
-    :param normalization: as of :class:`~swing_gp.ImplicitGraph`; the spectrum of the normalised matrices is in [-1, 1].
+        require gradients. It must be symmetric, finite and non-negative, with at least one edge. float32 stays float32, other
+        numbers become float64. Repeated entries are added, as in SciPy.
+    :param points: coordinates of the nodes, (N, d), in the dtype of the weights, or None; with points, inputs of kernels may
+        be coordinates of nodes.
+    :param normalization: the same as for :class:`~swing_gp.ImplicitGraph`; a normalised matrix has its spectrum in [-1, 1].
 
-    Self-loops are what the matrix has on its diagonal; none is added. A node without any edge has a row of zeros in all three
-    matrices, so that every kernel :math:`\sum_k \alpha_k A^k` is :math:`\alpha_0` there. Off the graph there are no weights:
-    inputs are nodes.
+    Self-loops are the diagonal of the matrix; none is added. A node without edges has a row of zeros under every
+    normalisation, so that every kernel :math:`\sum_k \alpha_k A^k` is :math:`\alpha_0` there. There are no weights off the
+    graph: inputs must be nodes.
     """
 
-    def __init__(self, adjacency: Any, *, points: Tensor | None = None, normalization: str | None = "symmetric") -> None:
+    def __init__(
+        self, adjacency: SparseMatrix, *, points: Tensor | None = None, normalization: str | None = "symmetric"
+    ) -> None:
         self._set_normalization(normalization, 0.0)
         self.pattern, self.weights = _symmetric(*_entries(adjacency))
         self.points = _checked_points(points, self.weights, self.pattern.shape[0])
@@ -47,18 +53,20 @@ class SparseGraph(Graph):
     @classmethod
     def from_edges(
         cls,
-        edge_index: Any,
-        weights: Any = None,
+        edge_index: Tensor | ArrayLike,
+        weights: Tensor | ArrayLike | None = None,
         num_nodes: int | None = None,
         *,
         points: Tensor | None = None,
         normalization: str | None = "symmetric",
     ) -> SparseGraph:
-        """A graph from a list of edges, in the convention of PyTorch Geometric.
+        """Make a graph from a list of edges, in the convention of PyTorch Geometric.
 
-        :param edge_index: (2, E) node ids; an edge stands in both directions, a self-loop once.
-        :param weights: (E,), ones by default; they may require gradients.
-        :param num_nodes: N, if nodes without an edge follow the last one that has one.
+        :param edge_index: node ids, (2, E), integers; every edge in both directions, a self-loop once.
+        :param weights: weights of the edges, (E,), ones by default; they may require gradients.
+        :param num_nodes: N; by default the largest node id plus one.
+        :param points: coordinates of the nodes, (N, d), or None.
+        :param normalization: the same as for :class:`~swing_gp.ImplicitGraph`.
 
         >>> graph = SparseGraph.from_edges(torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]))
         >>> graph.num_nodes, graph.num_edges
@@ -79,14 +87,14 @@ class SparseGraph(Graph):
         return cls(matrix, points=points, normalization=normalization)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(num_nodes={self.num_nodes}, num_edges={self.num_edges}, {self._how()})"
+        return f"{type(self).__name__}(num_nodes={self.num_nodes}, num_edges={self.num_edges}, {self._settings_repr()})"
 
-    def _how(self) -> str:
+    def _settings_repr(self) -> str:
         return f"normalization={self.normalization!r}"
 
     @property
     def num_edges(self) -> int:
-        """Pairs of nodes with an entry, self-loops included."""
+        """Number of linked pairs of nodes, self-loops included."""
         loops = int((self.pattern.rows() == self.pattern.col).sum())
         return (self.pattern.num_entries + loops) // 2
 
@@ -105,7 +113,7 @@ class SparseGraph(Graph):
         return self.normalization, self.density, self.pattern.crow, self.pattern.col
 
     def to_scipy(self) -> scipy.sparse.csr_array:
-        """W as a SciPy array."""
+        """Convert W to a SciPy array."""
         parts = (part.detach().cpu().numpy() for part in (self.weights, self.pattern.col, self.pattern.crow))
         return scipy.sparse.csr_array(tuple(parts), shape=self.pattern.shape)
 
@@ -120,14 +128,15 @@ class SparseGraph(Graph):
     def subgraph(self, nodes: Tensor) -> SparseGraph:
         ids = nodes.cpu().numpy()
         matrix = scipy.sparse.csr_array(self.to_scipy()[ids][:, ids])
-        other = SparseGraph.__new__(SparseGraph)  # also of nearest neighbours, which are others among fewer points
+        # A subgraph of a KNNGraph is a SparseGraph too: its links are not those to nearest nodes of the subgraph.
+        other = SparseGraph.__new__(SparseGraph)
         other.normalization, other.density, other.points = self.normalization, self.density, self.points[nodes].detach()
         other.pattern, other.weights = _from_csr(matrix)
         return other
 
 
-def _entries(adjacency: Any) -> tuple[SparsePattern, Tensor]:
-    """The entries of a matrix in the order of a canonical CSR array."""
+def _entries(adjacency: SparseMatrix) -> tuple[SparsePattern, Tensor]:
+    """Pattern and entries of a matrix, in the order of a canonical CSR array."""
     if scipy.sparse.issparse(adjacency):
         if adjacency.ndim != 2:
             raise ValueError(f"adjacency must be a matrix, got {adjacency.ndim} dimensions.")
@@ -152,6 +161,7 @@ def _entries(adjacency: Any) -> tuple[SparsePattern, Tensor]:
 
 
 def _from_csr(array: scipy.sparse.csr_array) -> tuple[SparsePattern, Tensor]:
+    """Pattern and entries of a real matrix, whose repeated entries are added."""
     if np.iscomplexobj(array.data) or array.data.dtype == object:
         raise ValueError(f"adjacency must be real, got {array.data.dtype} numbers.")
     array = array.astype(array.data.dtype if array.data.dtype in (np.float32, np.float64) else np.float64)  # a copy
@@ -160,13 +170,14 @@ def _from_csr(array: scipy.sparse.csr_array) -> tuple[SparsePattern, Tensor]:
 
 
 def _as_weights(values: Tensor) -> Tensor:
+    """Convert real entries to float64, unless they are floats already."""
     if values.is_complex():
         raise ValueError(f"adjacency must be real, got {values.dtype} numbers.")
     return values if values.dtype in (torch.float32, torch.float64) else values.double()
 
 
 def _symmetric(pattern: SparsePattern, weights: Tensor) -> tuple[SparsePattern, Tensor]:
-    """The same entries, exactly symmetric; or an error that says what is wrong with them."""
+    """Check the entries of a matrix, and make them exactly symmetric."""
     rows, columns = pattern.shape
     if rows != columns:
         raise ValueError(f"adjacency must be square, got shape {pattern.shape}.")
@@ -185,7 +196,7 @@ def _symmetric(pattern: SparsePattern, weights: Tensor) -> tuple[SparsePattern, 
         if weights.requires_grad or not bool((values == 0).any()):
             _refuse_directed()
         array = scipy.sparse.csr_array((values.numpy(), pattern.col.numpy(), pattern.crow.numpy()), shape=pattern.shape)
-        array.eliminate_zeros()  # zeros on one side alone
+        array.eliminate_zeros()  # drop zeros that are stored on one side of the diagonal only
         return _symmetric(SparsePattern.from_scipy(array), torch.from_numpy(array.data))
     mirrored = weights[order.to(weights.device)]
     if float((values - mirrored.detach()).abs().max()) > ASYMMETRY * float(values.max()):
@@ -201,6 +212,7 @@ def _refuse_directed() -> None:
 
 
 def _checked_points(points: Tensor | None, weights: Tensor, num_nodes: int) -> Tensor:
+    """Check the coordinates of the nodes; without any they have no columns."""
     if points is None:
         return weights.new_empty(num_nodes, 0)
     if not torch.is_tensor(points) or points.dim() != 2 or len(points) != num_nodes or points.shape[1] == 0:

@@ -1,1 +1,1 @@
-"""Files and pictures: meshes, tables, plots."""
+"""Files and pictures: meshes, tables, fields, plots."""

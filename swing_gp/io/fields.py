@@ -1,4 +1,4 @@
-"""Fields on a lattice, with gaps: matrices in CSV files, and arrays in NPZ files."""
+"""Fields on a lattice with gaps, from CSV and NPZ files."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from pathlib import Path
 
 import numpy as np
 
-from swing_gp.io.tables import MISSING, TEXT, TableError, separator_of
-from swing_gp.utils.files import whole_file
+from swing_gp.io.tables import MISSING, TEXT, TableError, separator_of, text_of
+from swing_gp.utils.files import read_npz, whole_file
 
 
 @dataclass(frozen=True)
 class Field:
     """Values on a lattice.
 
-    :ivar name: of the values.
-    :ivar values: (rows, columns), float64, NaN in gaps.
-    :ivar x: the coordinates of the columns.
-    :ivar y: the coordinates of the rows.
+    :ivar name: the name of the values.
+    :ivar values: the values, (rows, columns), float64, NaN in gaps.
+    :ivar x: the coordinates of the columns, (columns,), float64.
+    :ivar y: the coordinates of the rows, (rows,), float64.
     """
 
     name: str
@@ -29,19 +29,20 @@ class Field:
 
     @property
     def points(self) -> np.ndarray:  # (rows * columns, 2)
-        """The places of all cells, row by row."""
+        """Coordinates of all cells, row by row."""
         x, y = np.meshgrid(self.x, self.y)
         return np.stack([x.ravel(), y.ravel()], -1)
 
 
 def load_field(path: str | os.PathLike, variable: str | None = None) -> Field:
-    """Read a field; whatever is no finite number is a gap.
+    """Read a field; values that are not finite are gaps.
 
     A CSV file is a matrix without names, separated by commas, semicolons or tabs; cells in gaps are empty, ``NA``, ``nan`` or
     ``-``. An NPZ file has the matrix under any name, and may have the coordinates of its columns and rows as ``x`` and ``y``
     (or ``lon`` and ``lat``).
 
-    :param variable: the name of the matrix in an NPZ file; needed where it has several.
+    :param path: the file.
+    :param variable: the name of the matrix in an NPZ file; needed if it has several.
     """
     path = Path(path)
     if path.suffix.lower() not in (*TEXT, ".npz"):
@@ -64,18 +65,19 @@ def load_field(path: str | os.PathLike, variable: str | None = None) -> Field:
 
 
 def save_matrix(path: str | os.PathLike, values: np.ndarray) -> None:
-    """Write a CSV file without names, whole or not at all."""
+    """Write a matrix as a CSV file without names, atomically."""
     with whole_file(path) as temporary:
         np.savetxt(temporary, values, fmt="%.9g", delimiter=",")
 
 
 def _from_csv(path: Path) -> np.ndarray:
-    separator = separator_of(path)
+    text = text_of(path)
+    separator = separator_of(text)
     rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), 1):
+    for number, line in enumerate(text.splitlines(), 1):
         if line.strip():
             rows.append(
-                [_cell(path, number, place, cell.strip(), separator) for place, cell in enumerate(line.split(separator), 1)]
+                [_cell(path, number, column, cell.strip(), separator) for column, cell in enumerate(line.split(separator), 1)]
             )
     lengths = {len(row) for row in rows}
     if len(lengths) != 1:
@@ -95,9 +97,8 @@ def _cell(path: Path, row: int, column: int, cell: str, separator: str) -> float
 
 def _from_npz(path: Path, variable: str | None) -> tuple[str, np.ndarray, np.ndarray | None, np.ndarray | None]:
     try:
-        with np.load(path, allow_pickle=False) as content:
-            arrays = {name: array for name, array in content.items() if array.dtype.kind in "fiu"}
-    except Exception as error:  # numpy and zipfile raise a dozen kinds for a damaged file
+        arrays = {name: array for name, array in read_npz(path).items() if array.dtype.kind in "fiu"}
+    except Exception as error:  # numpy and zipfile raise many types for a damaged file
         raise TableError(f"{path}: cannot be read as NPZ; it is damaged or of another format ({error}).") from error
     fields = [name for name, array in arrays.items() if array.ndim == 2]
     if variable is None and len(fields) != 1:
@@ -108,8 +109,8 @@ def _from_npz(path: Path, variable: str | None) -> tuple[str, np.ndarray, np.nda
     values = arrays[name].astype(np.float64)
     axes = []
     for names, size in ((("x", "lon"), values.shape[1]), (("y", "lat"), values.shape[0])):
-        found = next((arrays[each] for each in names if each in arrays and arrays[each].ndim == 1), None)
-        if found is not None and (len(found) != size or not np.isfinite(found).all() or len(np.unique(found)) != size):
-            raise TableError(f"{path}: {names[0]} must hold {size} distinct coordinates, like the field, got {len(found)}.")
-        axes.append(None if found is None else found.astype(np.float64))
+        axis = next((arrays[each] for each in names if each in arrays and arrays[each].ndim == 1), None)
+        if axis is not None and (len(axis) != size or not np.isfinite(axis).all() or len(np.unique(axis)) != size):
+            raise TableError(f"{path}: {names[0]} must hold {size} distinct coordinates, like the field, got {len(axis)}.")
+        axes.append(None if axis is None else axis.astype(np.float64))
     return name, values, axes[0], axes[1]

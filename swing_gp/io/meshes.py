@@ -13,32 +13,32 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import numpy as np
 from sklearn.preprocessing import normalize
 
-from swing_gp.utils.files import whole_file
+from swing_gp.utils.files import read_npz, whole_file
 from swing_gp.utils.validation import check_choice
 
 FORMATS = (".npz", ".stl", ".ply", ".obj", ".off")
-# A face whose height is below this share of its longest side has no area: its corners, in float32, are on one line.
-FLAT = 1e-7
-# A weighted mean of face normals that is shorter than this has no direction: the faces cancel.
+# Least height of a face with an area, in its longest sides: below it the corners, in float32, lie on one line.
+LEAST_HEIGHT = 1e-7
+# Least length of a weighted mean of face normals that has a direction: below it the faces cancel.
 CANCELLED = 1e-6
 
 
 class MeshError(ValueError):
-    """A file or arrays that are no usable mesh; the message says why."""
+    """The error of a file, or of arrays, that are no usable mesh."""
 
 
 @dataclass(frozen=True)
 class Mesh:
     """A triangle mesh.
 
-    :ivar vertices: (n, 3), float64 and finite.
-    :ivar faces: (m, 3), ids of vertices.
-    :ivar name: where it came from, for messages and reports.
+    :ivar vertices: coordinates, (n, 3), float64 and finite.
+    :ivar faces: ids of vertices, (m, 3), int64.
+    :ivar name: the name of its source, for messages and reports.
     """
 
     vertices: np.ndarray
@@ -72,12 +72,12 @@ class Mesh:
 
     def welded(self) -> Mesh:
         """Merge repeated vertices (STL files repeat every vertex for every face) and drop vertices of no face."""
-        used, faces = np.unique(self.faces, return_inverse=True)
-        # Vertices are equal if they are in float32, the precision of STL files. Trimesh.merge_vertices rounds to a fixed number
-        # of decimals instead, which depends on the unit. Adding zero turns -0.0 into 0.0.
-        bits = (self.vertices[used].astype(np.float32) + 0.0).view(np.int32)
+        referenced, faces = np.unique(self.faces, return_inverse=True)
+        # Vertices are equal if they are equal in float32, the precision of STL files. Trimesh.merge_vertices rounds to a fixed
+        # number of decimals, which depends on the unit. Adding zero turns -0.0 into 0.0.
+        bits = (self.vertices[referenced].astype(np.float32) + 0.0).view(np.int32)
         first, same = require_trimesh().grouping.unique_rows(bits, keep_order=True)
-        return replace(self, vertices=self.vertices[used[first]], faces=same[faces].reshape(self.faces.shape))
+        return replace(self, vertices=self.vertices[referenced[first]], faces=same[faces].reshape(self.faces.shape))
 
     def normalized(self) -> Mesh:
         """Move the centre of the bounding box to the origin and scale its longest side to 2."""
@@ -92,8 +92,8 @@ class Mesh:
 class VertexNormals:
     """Unit normals at the vertices of a mesh.
 
-    :ivar values: (n, 3); zero where there is none.
-    :ivar valid: which vertices have one, (n,).
+    :ivar values: unit normals, (n, 3), float64; zero for vertices without a normal.
+    :ivar valid: the mask of vertices with a normal, (n,).
     :ivar degenerate_faces: the number of faces without an area, which contribute nothing.
     """
 
@@ -103,10 +103,11 @@ class VertexNormals:
 
 
 def vertex_normals(mesh: Mesh, weighting: str = "angle") -> VertexNormals:
-    r"""The normals :math:`\sum_f w_f n_f / |\sum_f w_f n_f|` over the faces f at a vertex.
+    r"""Compute the normals :math:`\sum_f w_f n_f / |\sum_f w_f n_f|` over the faces f at a vertex.
 
-    :param weighting: the weight of a face: ``"angle"``, its angle at the vertex, which does not depend on how flat parts are
-        triangulated, or ``"area"``.
+    :param mesh: the mesh.
+    :param weighting: the weight of a face: ``"angle"``, its angle at the vertex, which does not depend on the triangulation of
+        flat parts, or ``"area"``.
 
     A vertex whose faces have no area, or cancel, has no normal.
     """
@@ -116,13 +117,13 @@ def vertex_normals(mesh: Mesh, weighting: str = "angle") -> VertexNormals:
     longest = np.linalg.norm(corners - np.roll(corners, 1, axis=1), axis=-1).max(-1)
     # Tolerances of trimesh are absolute; with longest sides of 1 they hold for meshes and faces of any size.
     corners = (corners - corners[:, :1]) / np.where(longest > 0, longest, 1.0)[:, None, None]
-    solid = trimesh.triangles.nondegenerate(corners, height=FLAT)
+    solid = trimesh.triangles.nondegenerate(corners, height=LEAST_HEIGHT)
     corners, faces = corners[solid], mesh.faces[solid]
     if weighting == "angle":
         weights = trimesh.triangles.angles(corners)
     else:
         weights = np.repeat((trimesh.triangles.area(corners) * longest[solid] ** 2)[:, None], 3, axis=1)
-    # trimesh.geometry.weighted_vertex_normals returns unit vectors, which no longer show whether faces cancel.
+    # Not trimesh.geometry.weighted_vertex_normals: its unit vectors do not show that faces cancel.
     incidence = trimesh.geometry.index_sparse(mesh.num_vertices, faces, data=weights.reshape(-1)).tocsr()
     totals = np.asarray(incidence.sum(1))  # (n, 1)
     means = incidence @ trimesh.triangles.normals(corners)[0] / np.where(totals > 0, totals, 1.0)
@@ -130,10 +131,10 @@ def vertex_normals(mesh: Mesh, weighting: str = "angle") -> VertexNormals:
     return VertexNormals(normalize(np.where(valid[:, None], means, 0.0)), valid, int((~solid).sum()))
 
 
-def load_mesh(path: str | os.PathLike, *, weld: bool = True) -> Mesh:
+def load_mesh(path: str | os.PathLike) -> Mesh:
     """Read a mesh from an STL, PLY, OBJ or OFF file, or from an NPZ file with ``vertices`` and ``faces``.
 
-    :param weld: merge repeated vertices; see :meth:`Mesh.welded`.
+    Repeated vertices are merged (:meth:`~swing_gp.io.meshes.Mesh.welded`).
     """
     path = Path(path)
     suffix = path.suffix.lower()
@@ -144,21 +145,22 @@ def load_mesh(path: str | os.PathLike, *, weld: bool = True) -> Mesh:
     trimesh = None if suffix == ".npz" else require_trimesh()
     try:
         if trimesh is None:
-            with np.load(path, allow_pickle=False) as content:
-                vertices, faces = content["vertices"], content["faces"]
+            content = read_npz(path)
+            vertices, faces = content["vertices"], content["faces"]
         else:
             loaded = trimesh.load(path, force="mesh", process=False)
-            vertices, faces = np.asarray(loaded.vertices), np.asarray(getattr(loaded, "faces", ()))  # points alone have none
-    except Exception as error:  # numpy, zipfile and every reader of trimesh have their own
+            vertices, faces = np.asarray(loaded.vertices), np.asarray(getattr(loaded, "faces", ()))  # a point cloud has none
+    except Exception as error:  # numpy, zipfile and the readers of trimesh raise many types
         kind = "NPZ with the arrays 'vertices' and 'faces'" if trimesh is None else suffix[1:].upper()
-        raise MeshError(f"{path}: cannot be read as {kind}; it is damaged or of another format ({error}).") from error
+        # Bytes that are no mesh are guessed to be text in some alphabet, by a package that need not be there.
+        reason = "its bytes are no mesh" if isinstance(error, ImportError) else error
+        raise MeshError(f"{path}: cannot be read as {kind}; it is damaged or of another format ({reason}).") from error
     if trimesh is not None and faces.size == 0:
         raise MeshError(f"{path}: no triangles found; the file is empty, damaged, holds points alone or is of another format.")
-    mesh = Mesh(vertices, faces, path.stem)
-    return mesh.welded() if weld else mesh
+    return Mesh(vertices, faces, path.stem).welded()
 
 
-def require_trimesh() -> Any:
+def require_trimesh() -> ModuleType:
     """Import trimesh, or raise an error that names the extra."""
     try:
         import trimesh
@@ -169,7 +171,13 @@ def require_trimesh() -> Any:
 
 
 def save_ply(path: str | os.PathLike, mesh: Mesh, normals: np.ndarray, colors: np.ndarray | None = None) -> None:
-    """Write a mesh with normals, and colours (n, 3) in 0..255 if given, as binary PLY, whole or not at all."""
+    """Write a mesh with normals as binary PLY, atomically.
+
+    :param path: the file.
+    :param mesh: the mesh.
+    :param normals: normals of the vertices, (n, 3).
+    :param colors: colours of the vertices, (n, 3), integers in 0..255, or None.
+    """
     if normals.shape != mesh.vertices.shape:
         raise ValueError(f"normals must have shape {mesh.vertices.shape} like the vertices, got {normals.shape}.")
     trimesh = require_trimesh()

@@ -1,4 +1,4 @@
-"""Tables of numbers with named columns: CSV files, and NPZ files of arrays."""
+"""Tables of numbers with named columns, in CSV and NPZ files."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ from pathlib import Path
 
 import numpy as np
 
-from swing_gp.utils.files import whole_file
+from swing_gp.utils.files import read_npz, read_text, whole_file
 
 TEXT, SEPARATORS = (".csv", ".tsv"), (",", ";", "\t")
 MISSING = ("", "NA", "N/A", "-")
 
 
 class TableError(ValueError):
-    """A file that is no usable table; the message says why."""
+    """The error of a file that is no usable table."""
 
 
 def load_table(path: str | os.PathLike, numbers: Collection[str] = ()) -> dict[str, np.ndarray]:
-    """Read the columns of numbers by name, as float64; missing cells are NaN, columns of words are left out.
+    """Read the columns of numbers by name, as float64. Missing cells are NaN; columns of words are omitted.
 
     A CSV file has its names in the first line; blank lines are skipped. Columns are separated by commas, semicolons or tabs,
-    whichever the first line has most of; between semicolons a comma is a decimal point. Missing cells are empty, ``NA``,
+    the most frequent in the first line; between semicolons a comma is a decimal point. Missing cells are empty, ``NA``,
     ``N/A`` or ``-``. In an NPZ file every vector is a column under its own name; the columns of a matrix ``X`` have the names
     in ``feature_names`` (or ``X0, X1, ...``), those of ``y`` the names in ``target_name``.
 
-    :param numbers: columns that must be numbers, if the file has them: the error names the first cell that is none.
+    :param path: the file.
+    :param numbers: names of columns that must be numbers if the file has them; an error names the first cell that is none.
     """
     path = Path(path)
     if path.suffix.lower() not in (*TEXT, ".npz"):
@@ -64,15 +65,15 @@ def _is_number(cell: object) -> bool:
 
 
 def _read_csv(path: Path) -> list[tuple[str, np.ndarray]]:
+    separator = separator_of(text_of(path))
     try:
-        separator = separator_of(path)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # about an empty file, which is refused by the caller
-            # Cells stay Python strings: with dtype=str, every cell would take the memory of the longest one.
+            warnings.simplefilter("ignore", UserWarning)  # of an empty file, which the caller refuses
+            # Python strings: with dtype=str every cell takes the memory of the longest.
             layout: dict = {"delimiter": separator, "quotechar": '"', "comments": None, "encoding": "utf-8-sig"}
             cells = np.loadtxt(path, object, ndmin=2, converters=str.strip, **layout)
     except ValueError as error:
-        reason = str(error).partition(";")[0]  # behind it, NumPy advises its caller
+        reason = str(error).partition(";")[0]  # NumPy adds advice for programmers
         raise TableError(f"{path}: cannot be read as CSV: {reason}.") from error
     body = cells[1:]
     for missing in MISSING:
@@ -83,36 +84,47 @@ def _read_csv(path: Path) -> list[tuple[str, np.ndarray]]:
     return columns
 
 
-def separator_of(path: Path) -> str:
-    """Of the first line that is not blank, what it has most of outside quotes."""
-    with path.open(encoding="utf-8-sig") as file:
-        line = next((line for line in file if line.strip()), "")
+def text_of(path: Path) -> str:
+    """Read a text file, or name it in the error if it is none."""
+    try:
+        text = read_text(path)
+    except ValueError as error:
+        raise TableError(str(error)) from None
+    if "\0" in text:
+        raise TableError(f"{path}: this is no text in UTF-8 (it has bytes of zero); save it as UTF-8.")
+    return text
+
+
+def separator_of(text: str) -> str:
+    """Find the separator of a CSV text: the most frequent outside quotes in the first line that is not blank."""
+    line = next((line for line in text.splitlines() if line.strip()), "")
     outside = "".join(line.split('"')[::2])
     return max(SEPARATORS, key=outside.count)
 
 
 def _read_npz(path: Path) -> list[tuple[str, np.ndarray]]:
     try:
-        with np.load(path, allow_pickle=False) as content:
-            arrays = dict(content)
-    except Exception as error:  # numpy and zipfile raise a dozen kinds for a damaged file
+        arrays = read_npz(path)
+    except Exception as error:  # numpy and zipfile raise many types for a damaged file
         raise TableError(f"{path}: cannot be read as NPZ; it is damaged or of another format ({error}).") from error
-    given = {"X": arrays.pop("feature_names", None), "y": arrays.pop("target_name", None)}
+    headers = {"X": arrays.pop("feature_names", None), "y": arrays.pop("target_name", None)}
     columns: list[tuple[str, np.ndarray]] = []
     for name, array in arrays.items():
         if array.dtype.kind not in "fiu" or array.ndim not in (1, 2):  # complex numbers are no column of numbers either
             continue
         matrix = array[:, None] if array.ndim == 1 else array
         words = [name] if array.ndim == 1 else [f"{name}{i}" for i in range(matrix.shape[1])]
-        if given.get(name) is not None:
-            own = [word.strip() for entry in np.atleast_1d(given[name]) for word in str(entry).split(",")]
-            words = own if len(own) == matrix.shape[1] else words
+        if (labels := headers.get(name)) is not None:
+            entries = [str(entry) for entry in np.atleast_1d(labels)]
+            if len(entries) != matrix.shape[1]:  # one text with all names
+                entries = [word for entry in entries for word in entry.split(",")]
+            words = [entry.strip() for entry in entries] if len(entries) == matrix.shape[1] else words
         columns += zip(words, matrix.T, strict=True)
     return columns
 
 
 def save_table(path: str | os.PathLike, columns: dict[str, Sequence]) -> None:
-    """Write a CSV file, whole or not at all."""
+    """Write columns as a CSV file with their names in the first line, atomically."""
     with whole_file(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(columns)

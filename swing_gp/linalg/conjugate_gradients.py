@@ -98,3 +98,12 @@ def largest_residual(residual: Tensor, rhs: Tensor, shards: Reducer = LOCAL) -> 
     # A side of zeros has no size of its own, and products of several sides at once leave roundings of the others in it.
     size = torch.where(under > 0, under, under.max()).clamp_min(torch.finfo(rhs.dtype).tiny)
     return float((over / size).max())
+
+
+def lanczos_logarithm(found: Iterations, sizes: Tensor) -> Tensor:  # (m,) -> (m,), float64
+    r"""Quadratic forms :math:`s^\top \log(M)\, s` of the first m right-hand sides, by quadrature from their Lanczos matrices.
+
+    :param sizes: :math:`s^\top s`.
+    """
+    values, vectors = torch.linalg.eigh(found.tridiagonal(len(sizes)))
+    return sizes * (vectors[:, 0].square() * values.clamp_min(1e-300).log()).sum(-1)

@@ -101,6 +101,11 @@ def sparse_tensor(matrix: scipy.sparse.csr_array, dtype: torch.dtype = torch.flo
     return SparsePattern.from_scipy(matrix).csr(torch.from_numpy(matrix.data).to(dtype))
 
 
+def sampled_product(pattern: SparsePattern, left: Tensor, right: Tensor) -> Tensor:  # (rows, k), (columns, k) -> (entries,)
+    r"""The entries of :math:`L R^\top` on a pattern, differentiable in both."""
+    return _Sampled.apply(pattern, left, right)
+
+
 class _Product(torch.autograd.Function):
     """A sparse matrix times a dense one. torch's own backward pass makes a dense matrix of the full shape for the values."""
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from swing_gp.graphs.edges import Gaussian
 from swing_gp.graphs.spacing import neighbor_distance
 from swing_gp.models.graph_grid import Setting
+from swing_gp.series.base import Series
 from swing_gp.series.families import Diffusion, Matern
 from swing_gp.series.log_matern import LogMatern
 
@@ -20,6 +21,19 @@ SHORT, LONG = (0.35, 0.5, 0.7, 1.0, 1.5), (1.0, 2.0, 4.0, 6.0, 9.0)
 LARGE = 2000
 # Nearest neighbours of the graph, and the smoothness and range of its kernels. Ranges are in steps along edges.
 NEIGHBORS, NUS, KAPPAS = 10, (1.0, 1.5, 2.0, 3.0), (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
+
+# Coefficients of a series without end that are looked at for their signs; those of ours change it within four, or never.
+LOOKED = 64
+
+
+def has_one_sign(series: Series) -> bool:
+    """Tell whether the entries of a kernel have one sign on every graph: no coefficient of its series is negative.
+
+    A series that converges up to less than the largest eigenvalue, which is one, has negative ones: without any its closed form
+    would be singular where it ceases to converge (Pringsheim), among the eigenvalues.
+    """
+    number = LOOKED if series.degree is None else series.degree + 1
+    return series.radius >= 1 and not bool((series.coefficients(number) < 0).any())
 
 
 def candidates(points: Tensor) -> list[Setting]:

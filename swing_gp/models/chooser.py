@@ -36,7 +36,7 @@ class Chooser(Generic[T]):
     :param points: where values are known, (n, d); without coordinates nothing is nearest.
     :param values: the known values, (n, k).
     :param splits: of their rows. Without any there are no trivial rows.
-    :param criterion: as of :class:`~swing_gp.Comparison`; ``"likelihood"`` is known of no trivial row.
+    :param criterion: as of :class:`~swing_gp.models.comparison.Comparison`; ``"likelihood"`` is known of no trivial row.
     :param unit: from a score to that of the table.
 
     >>> import torch
@@ -78,7 +78,7 @@ class Chooser(Generic[T]):
     def add(self, row: Row, score: Score | None, made: T) -> None:
         """A candidate.
 
-        :param row: of the table; a score that is no number loses against all others.
+        :param row: of the table; an expected score that is no number loses against all others.
         :param score: on the splits, if it has one.
         :param made: what is returned if it is the best.
         """
@@ -91,6 +91,8 @@ class Chooser(Generic[T]):
     def best(self) -> tuple[T, Comparison]:
         """What the best candidate made, and the table."""
         sign = -1 if CRITERIA[self.criterion] else 1
-        row, score, made = min(self._found, key=lambda each: sign * each[0].score if math.isfinite(each[0].score) else math.inf)
+        values = [row.expected for row, _, _ in self._found]
+        place = min(range(len(values)), key=lambda i: sign * values[i] if math.isfinite(values[i]) else math.inf)
+        row, score, made = self._found[place]
         gain = None if score is None or self._mean is None else gain_over(self._mean, score)
         return made, Comparison(tuple(self.rows), self.criterion, row, gain)

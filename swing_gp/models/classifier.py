@@ -26,6 +26,7 @@ from swing_gp.models.estimator import (
     SCALINGS,
     checked_unlabeled,
     column_scales,
+    in_order,
     load_content,
     plain,
     save_content,
@@ -73,8 +74,8 @@ class GraphGPClassifier(ClassifierMixin, BaseEstimator):
     :ivar nu\_: the smoothness.
     :ivar alpha\_: the parameter of the Dirichlet prior.
     :ivar log_likelihood\_: the log marginal likelihood of the labels that it was trained on.
-    :ivar selection\_: what was tried, a :class:`~swing_gp.Comparison`: kernel, scaling, nu and start, with the log posterior
-        density of the hyper-parameters per label.
+    :ivar selection\_: what was tried, a :class:`~swing_gp.models.comparison.Comparison`: kernel, scaling, nu and start, with
+        the log posterior density of the hyper-parameters per label.
 
     >>> import numpy as np
     >>> from sklearn.datasets import make_moons
@@ -126,6 +127,7 @@ class GraphGPClassifier(ClassifierMixin, BaseEstimator):
             warnings.warn(f"y has one class, {self.classes_[0]}, and so has every prediction.", ModelWarning, stacklevel=2)
             self.model_, self.selection_, self.log_likelihood_ = None, None, 0.0  # nothing to learn
             return self
+        (x, labels), (more,) = in_order(x, labels), in_order(more)
         self._train(x, torch.from_numpy(labels.astype(np.int64)), np.concatenate([x, more]))
         return self
 

@@ -28,12 +28,19 @@ class Row:
     :ivar settings: what it was tried with.
     :ivar score: on the held-out values.
     :ivar seconds: that it took.
+    :ivar expected: the score to expect on other values, by which rows are compared. It is the score itself, unless that is the
+        best of many on few values (``cross_fitted`` of :mod:`swing_gp.models.scores`).
     """
 
     family: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     score: float = math.nan
     seconds: float = 0.0
+    expected: float = math.nan
+
+    def __post_init__(self) -> None:
+        if math.isnan(self.expected):
+            object.__setattr__(self, "expected", self.score)
 
     @property
     def description(self) -> str:
@@ -66,10 +73,11 @@ class Comparison:
 
     @property
     def ranked(self) -> list[Row]:
-        """The rows, best first; those without a score last."""
+        """The rows, best expected first; those without a score last."""
         sign = -1 if CRITERIA[self.criterion] else 1
         return sorted(
-            self.rows, key=lambda row: (not math.isfinite(row.score), sign * row.score if math.isfinite(row.score) else 0)
+            self.rows,
+            key=lambda row: (not math.isfinite(row.expected), sign * row.expected if math.isfinite(row.expected) else 0),
         )
 
     def best(self, family: str) -> Row | None:
@@ -87,15 +95,15 @@ class Comparison:
         """
         mean = self.best("mean")
         for row, what in ((mean, "the mean"), (self.best("nearest"), "the nearest known value")):
-            if row is None or not math.isfinite(self.chosen.score):
+            if row is None or not math.isfinite(self.chosen.expected):
                 continue
             errors, how = "", "no better"
-            if self.better(self.chosen.score, row.score):
+            if self.better(self.chosen.expected, row.score):
                 if row is not mean or not ((self.gain is not None and self.gain < CLEARLY) or self._close(row.score)):
                     continue
                 errors, how = "" if self.gain is None else f", {self.gain:.1f} standard errors", "hardly better"
             warnings.warn(
-                f"Held-out values are predicted {how} than by {what} ({self.criterion} {self.chosen.score:.4g} against "
+                f"Held-out values are predicted {how} than by {what} ({self.criterion} {self.chosen.expected:.4g} against "
                 f"{row.score:.4g}{errors}){note}: the inputs say little about the values, or there are too few to tell.",
                 ModelWarning,
                 stacklevel=stacklevel,
@@ -104,40 +112,40 @@ class Comparison:
 
     def _close(self, score: float) -> bool:
         """Whether the chosen row is better by less than a few hundredths."""
-        most, least = (1 - self.chosen.score, 1 - score) if self.criterion == "cosine" else (self.chosen.score, score)
+        ours = self.chosen.expected
+        most, least = (1 - ours, 1 - score) if self.criterion == "cosine" else (ours, score)
         return self.criterion != "likelihood" and most > HARDLY * least
 
     def __str__(self) -> str:
-        rows = [(*self._cells(row), row is self.chosen or row == self.chosen) for row in self.ranked]
-        widths = [
-            max(len(cells[i]) for cells in [("family", "settings", self.criterion, "seconds"), *(r[:4] for r in rows)])
-            for i in range(4)
-        ]
-
-        def line(mark: str, cells: tuple[str, ...]) -> str:
-            left = "  ".join(cell.ljust(width) for cell, width in zip(cells[:2], widths[:2], strict=True))
-            right = "  ".join(cell.rjust(width) for cell, width in zip(cells[2:4], widths[2:], strict=True))
-            return f"{mark}  {left}  {right}"
-
+        lucky = any(row.expected != row.score and math.isfinite(row.expected) for row in self.rows)
+        numbers = [self.criterion, *(["expected"] if lucky else []), "seconds"]
+        lines = [(" ", ["family", "settings", *numbers])]
+        for row in self.ranked:
+            scores = [row.score, row.expected] if lucky else [row.score]
+            cells = [row.family, row.description, *(f"{score:.4g}" for score in scores), f"{row.seconds:.1f}"]
+            lines.append(("*" if row is self.chosen or row == self.chosen else " ", cells))
+        widths = [max(map(len, column)) for column in zip(*(cells for _, cells in lines), strict=True)]
         return "\n".join(
-            [line(" ", ("family", "settings", self.criterion, "seconds")), *(line("*" if r[4] else " ", r[:4]) for r in rows)]
+            f"{mark}  "
+            + "  ".join(
+                cell.ljust(width) if place < 2 else cell.rjust(width)
+                for place, (cell, width) in enumerate(zip(cells, widths, strict=True))
+            )
+            for mark, cells in lines
         )
-
-    @staticmethod
-    def _cells(row: Row) -> tuple[str, str, str, str]:
-        return row.family, row.description, f"{row.score:.4g}", f"{row.seconds:.1f}"
 
     def records(self) -> list[dict[str, Any]]:
         """The rows as plain dictionaries, best first; scores that are no number are None."""
         return [
             {"family": row.family, "settings": dict(row.settings), "score": row.score if math.isfinite(row.score) else None,
+             **({} if row.expected == row.score or not math.isfinite(row.expected) else {"expected": row.expected}),
              "seconds": row.seconds, "chosen": row == self.chosen}
             for row in self.ranked
         ]  # fmt: skip
 
     def content(self) -> dict[str, Any]:
         """What a file needs to make it again."""
-        rows = [[row.family, dict(row.settings), row.score, row.seconds] for row in self.rows]
+        rows = [[row.family, dict(row.settings), row.score, row.seconds, row.expected] for row in self.rows]
         return {"rows": rows, "criterion": self.criterion, "chosen": self.rows.index(self.chosen), "gain": self.gain}
 
     @classmethod

@@ -21,12 +21,17 @@ tensor([[0.3190]], dtype=torch.float64)
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from swing_gp.gp.trend import Trend, independent, line_through, untold
 from swing_gp.linalg.cholesky import cholesky_with_jitter
+
+# The precision of a trend of which others say nothing, in units of that of the values: next to none.
+UNTOLD = 1e-6
 
 
 class DenseGP:
@@ -40,20 +45,18 @@ class DenseGP:
     def __init__(self, covariance: Tensor, basis: Tensor, values: Tensor) -> None:
         self.basis, self.values = basis, values
         self.factor = cholesky_with_jitter(covariance)
-        white = torch.linalg.solve_triangular(self.factor, torch.cat([basis, values], -1), upper=False)
-        of_basis, self._white = white.split([basis.shape[1], values.shape[1]], -1)
-        self._orthogonal, self._triangle = torch.linalg.qr(of_basis)
-        self._left = self._white - self._orthogonal @ (self._orthogonal.mT @ self._white)
+        line = line_through(basis, values)
+        white = torch.linalg.solve_triangular(self.factor, torch.cat([basis, values - basis @ line], -1), upper=False)
+        self._of_basis, of_values = white.split([basis.shape[1], values.shape[1]], -1)
+        trend = Trend.whitened(self._of_basis, of_values)
+        self._orthogonal = self._of_basis @ trend.root
+        self._left = of_values - self._orthogonal @ (self._orthogonal.mT @ of_values)
+        self.trend = replace(trend, coefficients=trend.coefficients + line)
 
     @cached_property
     def weights(self) -> Tensor:  # (n, k)
         """P y."""
         return torch.linalg.solve_triangular(self.factor.mT, self._left, upper=True)
-
-    @cached_property
-    def coefficients(self) -> Tensor:  # (p, k)
-        """Of the trend, by generalised least squares."""
-        return torch.linalg.solve_triangular(self._triangle, self._orthogonal.mT @ self._white, upper=True)
 
     @cached_property
     def projected_inverse(self) -> Tensor:  # (n, n)
@@ -63,18 +66,24 @@ class DenseGP:
 
     def log_likelihood(self) -> Tensor:
         """Restricted, of all targets together."""
-        (size, number), trend = self._left.shape, self._triangle.diagonal().abs()
-        logs = self.factor.diagonal().log().sum() + trend.log().sum()
-        return -0.5 * self._left.square().sum() - number * (logs + 0.5 * (size - len(trend)) * math.log(2 * math.pi))
+        size, number = self._left.shape
+        logs = self.factor.diagonal().log().sum() + 0.5 * self.trend.logdet
+        return -0.5 * self._left.square().sum() - number * (logs + 0.5 * (size - self.trend.number) * math.log(2 * math.pi))
 
     def slope(self) -> Tensor:  # (n, n)
         """The derivative of the log-likelihood in C."""
         return torch.addmm(self.projected_inverse, self.weights, self.weights.mT, alpha=0.5, beta=-0.5 * self.values.shape[1])
 
     def left_out(self, rows: Tensor) -> tuple[Tensor, Tensor]:  # (h,) -> (h, k), (h,)
-        """What is missed of the values of some rows if all others predict them, and its variances, with noise."""
-        covariance = torch.linalg.inv(self.projected_inverse[rows][:, rows])
-        return covariance @ self.weights[rows], covariance.diagonal()
+        """What is missed of the values of some rows if all others predict them, and its variances, with noise. A trend of which
+        the others say nothing is zero."""
+        own, lost = self.projected_inverse[rows][:, rows], untold(self._orthonormal, rows)
+        covariance = torch.linalg.inv(own + UNTOLD * own.diagonal().mean() * lost @ lost.mT)
+        return covariance @ self.weights[rows] + lost @ (lost.mT @ self.values[rows]), covariance.diagonal()
+
+    @cached_property
+    def _orthonormal(self) -> Tensor:  # (n, r)
+        return independent(self.basis)
 
     def predict(self, cross: Tensor, basis: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
         """Means and variances of the function, or covariances.
@@ -84,14 +93,13 @@ class DenseGP:
         :param prior: variances, (m,), or covariances, (m, m).
         """
         white = torch.linalg.solve_triangular(self.factor, cross, upper=False)
-        # What the observations do not say of the trend, in units of its deviations.
-        missing = basis.mT - self._triangle.mT @ (self._orthogonal.mT @ white)
-        missing = torch.linalg.solve_triangular(self._triangle.mT, missing, upper=False)
+        rest = basis - white.mT @ self._of_basis  # what the observations do not say of the trend
         mean = self.mean(cross, basis)
         if prior.dim() == 2:
-            return mean, prior - white.mT @ white + missing.mT @ missing
-        return mean, (prior - white.square().sum(0) + missing.square().sum(0)).clamp_min(0)
+            missing = rest @ self.trend.root
+            return mean, prior - white.mT @ white + missing @ missing.mT
+        return mean, (prior - white.square().sum(0) + self.trend.variance(rest)).clamp_min(0)
 
     def mean(self, cross: Tensor, basis: Tensor) -> Tensor:  # (n, m), (m, p) -> (m, k)
         """Means alone, for a matrix product."""
-        return cross.mT @ self.weights + basis @ self.coefficients
+        return cross.mT @ self.weights + basis @ self.trend.coefficients

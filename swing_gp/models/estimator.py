@@ -17,6 +17,7 @@ from sklearn.utils import check_array, check_random_state
 from sklearn.utils.validation import validate_data
 from torch import Tensor
 
+from swing_gp.graphs.order import position_order
 from swing_gp.utils.files import whole_file
 
 T = TypeVar("T")
@@ -79,6 +80,12 @@ def checked_unlabeled(estimator: BaseEstimator, X_unlabeled: Any) -> np.ndarray:
         raise ValueError(f"X_unlabeled must have {estimator.n_features_in_} columns like X, got {more.shape[1]}.")
     validate_data(estimator, X_unlabeled, reset=False, skip_check_array=True)  # the names of its columns
     return more
+
+
+def in_order(*arrays: np.ndarray) -> tuple[np.ndarray, ...]:  # (n, d), (n,) or (n, k)
+    """Sort rows by what they hold: folds and samples are drawn by row, and go with the rows when these change places."""
+    order = position_order(*(torch.from_numpy(array.astype(np.float64)) for array in arrays)).numpy()
+    return tuple(array[order] for array in arrays)
 
 
 def standards(name: str, array: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # (n, d) -> (d,), (d,), (d,)

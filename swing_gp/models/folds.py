@@ -5,7 +5,8 @@ gaps, so known nodes are held out such that their distances to the remaining one
 nodes. Where an unknown node is about as near to a known one as known ones are to each other, a single node is held out;
 otherwise a ball of known nodes, of 1.3 times that distance since most of a ball is nearer to its rim than its centre is. Scores
 of held-out nodes are weighed so that the distances match: by the share of the unknown nodes over that of the held-out ones in
-each of a number of bins. A random mask gives ordinary random folds.
+each of a number of bins. A random mask gives ordinary random folds. Draws are among nodes in the order of their positions, so
+that folds go with the nodes when rows change places; nodes of a graph without coordinates are known by their ids alone.
 
 >>> import torch
 >>> x, y = torch.meshgrid(torch.arange(60.0), torch.arange(60.0), indexing="ij")
@@ -30,6 +31,7 @@ from torch import Tensor
 
 from swing_gp.graphs.graph import Graph
 from swing_gp.graphs.nearest import TREE_DIM
+from swing_gp.graphs.order import position_order
 from swing_gp.graphs.sparse import SparseGraph
 from swing_gp.models.neighbors import NeighborSearch
 from swing_gp.utils.validation import check_count, check_interval
@@ -50,7 +52,7 @@ BINS, LEAST = 16, 5
 
 @dataclass(frozen=True)
 class Fold:
-    """Known nodes in two parts.
+    """Known nodes in two parts, both in the order of their positions.
 
     :ivar held: ids of the nodes to predict, (h,).
     :ivar kept: ids of the nodes to predict from, (n - h,).
@@ -80,9 +82,16 @@ def task_folds(
     :param share: about how much of the known nodes is held out in each, less than a half.
     :param seed: folds are the same for the same seed.
     """
-    place = _place(nodes)
-    ids = _ids("known", known, place.number)
-    others = np.setdiff1d(np.arange(place.number), ids) if unknown is None else _ids("unknown", unknown, place.number)
+    points = coordinates_of(nodes)
+    number = nodes.num_nodes if isinstance(nodes, Graph) else len(nodes)
+    ids = _ids("known", known, number)
+    others = np.setdiff1d(np.arange(number), ids) if unknown is None else _ids("unknown", unknown, number)
+    order = np.arange(number)
+    if points is not None:
+        order = position_order(points, torch.from_numpy(np.isin(order, ids))).cpu().numpy()
+    # From here on the place of a node in this order is its id.
+    place, rank = _place(nodes if points is None else points[torch.from_numpy(order)]), np.argsort(order)
+    ids, others = np.sort(rank[ids]), np.sort(rank[others])
     check_count("num_folds", num_folds)
     check_interval("share", share, 0, 0.5)
     if len(ids) < 2:
@@ -99,7 +108,7 @@ def task_folds(
         held, fresh = _held(place, ids, wanted, chances, spacing, budget, fresh, random)
         kept = np.setdiff1d(ids, held)
         weights = _weights(place.to_nearest(kept)[held], wanted)
-        folds.append(Fold(torch.from_numpy(held), torch.from_numpy(kept), torch.from_numpy(weights)))
+        folds.append(Fold(torch.from_numpy(order[held]), torch.from_numpy(order[kept]), torch.from_numpy(weights)))
     return folds
 
 
@@ -191,14 +200,21 @@ def _ids(name: str, values: Tensor, number: int) -> np.ndarray:
     return ids
 
 
-def _place(nodes: Tensor | Graph) -> _Coordinates | _Hops:
+def coordinates_of(nodes: Tensor | Graph) -> Tensor | None:
+    """Give the coordinates of nodes, (N, d); None for a graph without any, whose nodes are known by their ids alone."""
     if isinstance(nodes, Graph):
-        if nodes.dim == 0 and isinstance(nodes, SparseGraph):
-            return _Hops(nodes)
-        nodes = nodes.points
+        return None if nodes.dim == 0 and isinstance(nodes, SparseGraph) else nodes.points
     if not torch.is_tensor(nodes) or nodes.dim() != 2:
         raise TypeError("nodes must be a torch.Tensor of coordinates, (N, d), or a graph.")
-    return _Coordinates(nodes)
+    return nodes
+
+
+def _place(nodes: Tensor | Graph) -> _Coordinates | _Hops:
+    points = coordinates_of(nodes)
+    if points is None:
+        assert isinstance(nodes, SparseGraph)
+        return _Hops(nodes)
+    return _Coordinates(points)
 
 
 class _Coordinates:

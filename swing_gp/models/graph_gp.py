@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import gpytorch
@@ -12,11 +13,10 @@ from torch import Tensor
 
 from swing_gp.gp import GraphKernel, families
 from swing_gp.gp.training import minimize
-from swing_gp.gp.trend import Trend
+from swing_gp.gp.trend import Trend, TrendBasis
 from swing_gp.graphs.nearest import knn_graph
 from swing_gp.graphs.spacing import neighbor_distance
 from swing_gp.models.dense_gp import DenseGP
-from swing_gp.models.matern_gp import trend_basis
 from swing_gp.utils.progress import progress_bar
 
 # Kernels, what they are made with, and where their parameters may start: the smoothest functions a priori a few hundred times
@@ -45,8 +45,7 @@ class GraphGP:
     :param y: targets, (n, k).
     :param options: of the kernel: ``kernel``, ``graph``, ``neighbors``, ``features``, ``num_features``, ``tol``, ``seed`` and
         ``ard``.
-    :param mean: the trend: ``"constant"``, ``"linear"`` or None. It is estimated by generalised least squares; deviations do
-        not know how uncertain it is.
+    :param mean: the trend: ``"constant"``, ``"linear"`` or None. It is estimated by generalised least squares.
     """
 
     def __init__(self, nodes: Tensor, y: Tensor, options: dict[str, Any], mean: str | None = "constant") -> None:
@@ -72,10 +71,9 @@ class GraphGP:
         likelihood.noise = 0.1
         scale = gpytorch.kernels.ScaleKernel(kernel).double()
         scale.outputscale = 1.0  # the variance of the targets
-        basis = trend_basis(mean, nodes[: len(y)])
-        # Before the covariance is known, by ordinary least squares.
-        self.trend = torch.linalg.lstsq(basis, y).solution if basis.shape[1] else y.new_zeros(0, y.shape[1])
-        self.model = _Model(nodes[: len(y)], (y - basis @ self.trend).mT.contiguous(), likelihood, scale)
+        x = nodes[: len(y)]
+        self.basis = TrendBasis(mean, x)
+        self.model = _Model(x, y, self.basis(x), likelihood, scale)
 
     @property
     def kernel(self) -> Any:
@@ -108,13 +106,14 @@ class GraphGP:
         model = self.model.train()
         self.losses = minimize(model.loss, model, steps=steps, lr=learning_rate, patience=patience, progress=progress)
         model.eval()
-        basis = trend_basis(self.mean, self.nodes[: len(self.y)])
-        if basis.shape[1]:
-            with torch.no_grad():
-                left = Trend.of(basis, model.noisy().solve(basis), model.train_targets.mT).coefficients
-            self.trend = self.trend + left
-            model.set_train_data(targets=(self.y - basis @ self.trend).mT.contiguous(), strict=False)
+        self.__dict__.pop("trend", None)
         return self
+
+    @cached_property
+    def trend(self) -> Trend:
+        """With the hyper-parameters as they are."""
+        with torch.no_grad():
+            return self.model.trend(self.model.noisy())
 
     def predict(
         self, x: Tensor, *, variances: bool = True, progress: bool | None = False
@@ -124,18 +123,20 @@ class GraphGP:
         with torch.no_grad(), gpytorch.settings.skip_posterior_variances(not variances):
             for part in progress_bar(x.split(CHUNK), "predict", progress):
                 posterior = self.model(part)
-                means.append(posterior.mean.mT + trend_basis(self.mean, part) @ self.trend)
-                spreads.append(posterior.variance.clamp_min(0).mT if variances else torch.zeros_like(means[-1]))
-        return torch.cat(means), torch.cat(spreads)
+                mean, rest = self.trend.predict(posterior.mean.mT, self.basis(part))
+                means.append(mean)
+                spreads.append(posterior.variance[0].clamp_min(0) + self.trend.variance(rest) if variances else 0 * mean[:, 0])
+        mean = torch.cat(means)
+        return mean, torch.cat(spreads).unsqueeze(-1).expand_as(mean)
 
     def sample(self, x: Tensor, number: int, generator: torch.Generator) -> Tensor:  # (m, d) -> (m, k, number)
         """Functions from the posterior."""
         with torch.no_grad():
             posterior = self.model(x)
-            covariance = posterior.lazy_covariance_matrix
-            draws = [covariance[i].samples(number, generator) for i in range(len(posterior.mean))]  # of (m, number)
-        mean = posterior.mean.mT + trend_basis(self.mean, x) @ self.trend
-        return mean.unsqueeze(-1) + torch.stack(draws, 1)
+            covariance = posterior.lazy_covariance_matrix[0]  # all columns share it
+            draws = [covariance.samples(number, generator) for _ in range(self.y.shape[1])]  # of (m, number)
+            mean, rest = self.trend.predict(posterior.mean.mT, self.basis(x))
+        return mean.unsqueeze(-1) + torch.stack(draws, 1) + self.trend.draws(rest, number, generator)
 
     @torch.no_grad()
     def held_out(self, folds: list[tuple[Tensor, Tensor]]) -> list[Tensor] | None:  # of (h,), (n - h,) -> of (h, k)
@@ -143,33 +144,31 @@ class GraphGP:
         are too many observations for dense algebra."""
         if len(self.y) > DENSE:
             return None
-        x = self.nodes[: len(self.y)]
-        dense = DenseGP(self.model.noisy().to_dense(), trend_basis(self.mean, x), self.y)
+        dense = DenseGP(self.model.noisy().to_dense(), self.basis(self.nodes[: len(self.y)]), self.y)
         return [dense.left_out(held)[0] for held, _ in folds]
 
     def content(self) -> dict[str, Any]:
         """What a file needs to make it again."""
         settings = {"options": self.options, "mean": self.mean}
-        state = {"model": self.model.state_dict(), "trend": self.trend, "targets": self.model.train_targets}
+        state = {"model": self.model.state_dict()}
         return {"settings": settings, "state": state, "nodes": self.nodes, "y": self.y, "losses": self.losses}
 
     @classmethod
     def restored(cls, content: dict[str, Any]) -> GraphGP:
         """One of which :meth:`content` was written."""
         made = cls(content["nodes"], content["y"], **content["settings"])
-        made.losses, made.trend = content["losses"], content["state"]["trend"]
-        made.model.set_train_data(targets=content["state"]["targets"], strict=False)
+        made.losses = content["losses"]
         made.model.load_state_dict(content["state"]["model"])
         made.model.eval()
         return made
 
 
 class _Model(gpytorch.models.ExactGP):
-    """A zero-mean GP on standardised targets, (k, n)."""
+    """A zero-mean GP on standardised targets and the basis of their trend, (k + p, n), which have one covariance."""
 
-    def __init__(self, x: Tensor, targets: Tensor, likelihood: Any, kernel: Any) -> None:
-        super().__init__(x, targets, likelihood)
-        self.covar_module = kernel
+    def __init__(self, x: Tensor, y: Tensor, basis: Tensor, likelihood: Any, kernel: Any) -> None:
+        super().__init__(x, torch.cat([y, basis], -1).mT.contiguous(), likelihood)
+        self.covar_module, self.number = kernel, y.shape[1]
 
     @property
     def graph_kernel(self) -> GraphKernel:
@@ -183,9 +182,19 @@ class _Model(gpytorch.models.ExactGP):
         """The covariance of the observations."""
         return self.covar_module(*self.train_inputs).evaluate_kernel().add_diagonal(self.likelihood.noise)
 
+    @torch.no_grad()
+    def trend(self, noisy: Any) -> Trend:
+        """By generalised least squares.
+
+        :param noisy: the covariance of the observations.
+        """
+        y, basis = self.train_targets.mT.tensor_split([self.number], -1)
+        return Trend.solved(basis, noisy.solve(basis.contiguous()) if basis.shape[1] else basis, y)
+
     def loss(self) -> Tensor:
-        """The negative log marginal likelihood per target and observation: one solve for all targets."""
-        targets = self.train_targets
-        quadratic, logdet = self.noisy().inv_quad_logdet(targets.mT, logdet=True)
-        number, size = targets.shape
-        return 0.5 * (quadratic + number * (logdet + size * np.log(2 * np.pi))) / targets.numel()
+        """The negative log restricted likelihood per target and observation: one solve for all targets."""
+        noisy, both, number = self.noisy(), self.train_targets.mT, self.number
+        trend = self.trend(noisy)
+        quadratic, logdet = noisy.inv_quad_logdet(both @ trend.restriction, logdet=True)
+        logs = logdet + trend.logdet - trend.number + (len(both) - trend.number) * np.log(2 * np.pi)
+        return 0.5 * (quadratic + number * logs) / (number * len(both))

@@ -1,9 +1,10 @@
 r"""Scores of graph kernels on held-out known values.
 
 On parts of up to 2,000 nodes kernels come from eigenvalues, so that one decomposition serves all series of a graph, and one of
-the covariance of the known nodes all noises: with :math:`A = K + \sigma^2 I` the GP's prediction of held-out nodes B from all
-others is :math:`y_B - ([A^{-1}]_{BB})^{-1} [A^{-1} y]_B`, and the rules of the paper leave terms out of their sums. On larger
-parts, which wide gaps ask for, every setting is a solve in precision form, and a search goes from setting to neighbour.
+the covariance of the known nodes all noises: with :math:`A = K + \sigma^2 I`, the basis H of a trend and
+:math:`P = A^{-1} - A^{-1} H (H^\top A^{-1} H)^{-1} H^\top A^{-1}` the prediction of held-out nodes B from all others, trend and
+all, is :math:`y_B - (P_{BB})^{-1} [P y]_B`, and the rules of the paper leave terms out of their sums. On larger parts, which
+wide gaps ask for, every setting is a solve in precision form, and a search goes from setting to neighbour.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from swing_gp.gp.trend import Trend, independent, left_by_line
 from swing_gp.graphs.edges import EdgeFunction
 from swing_gp.graphs.graph import Graph
 from swing_gp.graphs.implicit import ImplicitGraph
@@ -35,6 +37,8 @@ TOL = 1e-3
 ENOUGH = 100
 # Regions on which all settings of a grid are tried, and how many settings go on to the others.
 FIRST, FINAL = 3, 10
+# A sum of weights below this share of the largest is that of a node which no known one reaches.
+UNREACHED = 1e-12
 # Splits of a region that deviations are calibrated by.
 CALIBRATED = 2
 
@@ -48,14 +52,14 @@ def best_of_grid(
     *,
     rule: str,
     criterion: str,
-    offset: Tensor,
+    basis: Tensor,
     normalization: str | None = "symmetric",
     wrap: Callable[[list], Iterable] = iter,
 ) -> tuple[int, int, float, Score | None]:
-    """The places of the best setting and noise, a score to compare them by with others, and what it is made of.
+    """The places of the best setting and noise, the score to expect of them on other values, and their own with its parts.
 
     :param values: known values, (n, k), float64.
-    :param offset: the mean of the GP, (k,).
+    :param basis: of the trend of the GP at the known nodes, (n, p).
     :param wrap: around the list of work, for a progress bar.
     """
     scores = [[Score(criterion) for _ in noises] for _ in settings]
@@ -72,19 +76,21 @@ def best_of_grid(
                     raise ValueError("settings for points must name an edge function; give a graph to keep its weights.")
                 part = ImplicitGraph(part.double(), edge, normalization)
             spectrum, seen = ExactSpectrum.of(part), values[region.rows]
+            trend = independent(basis[region.rows])
             for position in by_edge[edge]:
                 covariance = spectrum.kernel(settings[position][1], region.known)
                 if criterion == "likelihood":
-                    likelihoods[position] += len(seen) * np.array(_likelihoods(covariance, seen - offset, noises))
+                    likelihoods[position] += _likelihoods(covariance, seen, trend, noises).numpy()
                 elif rule == "gp":
-                    _held_out_by_gp(covariance, seen, offset, region, noises, scores[position])
+                    _held_out_by_gp(covariance, seen, trend, region, noises, scores[position])
                 else:
                     _held_out_by_sums(covariance, seen, region, rule == "normalized", scores[position][0])
 
     if criterion == "likelihood":
         run(regions, range(len(settings)))
         found = np.where(np.isfinite(likelihoods), likelihoods, -np.inf)
-        best, score = int(found.argmax()), float(found.max()) / sum(len(region.known) for region in regions)
+        number = sum(len(region.known) - independent(basis[region.rows]).shape[1] for region in regions)
+        best, score = int(found.argmax()), float(found.max()) / max(1, number)
         return best // len(noises), best % len(noises), score, None
     # All settings on the first few regions, and only the best of them on the others.
     halving = len(regions) > FIRST and len(settings) > FINAL
@@ -107,16 +113,34 @@ def _spectrum(covariance: Tensor) -> tuple[Tensor, Tensor]:
     return eigenvalues.clamp_min(0), vectors
 
 
+class _Whitened:
+    """Values with a trend, whitened under several noises by one spectrum: what is :math:`P` in the eigenvectors.
+
+    :ivar inverse: of the noisy covariances, (s, n).
+    :ivar weights: :math:`P y`, (s, n, k).
+    :ivar of_trend: a root of what the trend takes off the inverse, (s, n, r).
+    """
+
+    def __init__(self, covariance: Tensor, values: Tensor, basis: Tensor, noises: Sequence[Any]) -> None:
+        eigenvalues, self.vectors = _spectrum(covariance)
+        self.inverse = 1 / (eigenvalues + torch.tensor(noises, dtype=eigenvalues.dtype).unsqueeze(-1))
+        scale = self.inverse.sqrt().unsqueeze(-1)
+        white, of_basis = scale * (self.vectors.mT @ left_by_line(basis, values)), scale * (self.vectors.mT @ basis)
+        self.trend = Trend.whitened(of_basis, white)
+        orthogonal = of_basis @ self.trend.root
+        self.left = white - orthogonal @ (orthogonal.mT @ white)
+        self.weights, self.of_trend = scale * self.left, scale * orthogonal
+
+
 def _held_out_by_gp(
-    covariance: Tensor, values: Tensor, offset: Tensor, region: Region, noises: Sequence[Any], scores: list[Score]
+    covariance: Tensor, values: Tensor, basis: Tensor, region: Region, noises: Sequence[Any], scores: list[Score]
 ) -> None:
-    eigenvalues, vectors = _spectrum(covariance)
-    rotated = vectors.mT @ (values - offset)
-    inverse = 1 / (eigenvalues + torch.tensor(noises, dtype=eigenvalues.dtype).unsqueeze(-1))  # (noises, n)
+    white = _Whitened(covariance, values, basis, noises)
     for fold, (held, weights) in enumerate(region.splits):
-        rows = vectors[held]
-        weighted = rows * inverse.unsqueeze(-2)  # (noises, h, n)
-        left = torch.linalg.solve(weighted @ rows.mT, weighted @ rotated)
+        rows = white.vectors[held]
+        of_trend = rows @ white.of_trend  # (s, h, r)
+        own = (rows * white.inverse.unsqueeze(-2)) @ rows.mT - of_trend @ of_trend.mT
+        left = torch.linalg.solve(own, rows @ white.weights)
         for score, missed in zip(scores, left, strict=True):
             score.add(values[held] - missed, values[held], weights, fold)
 
@@ -126,18 +150,28 @@ def _held_out_by_sums(covariance: Tensor, values: Tensor, region: Region, normal
         kept = region.kept(held)
         block = covariance[held][:, kept]
         predicted = block @ values[kept]
-        score.add(predicted / block.sum(-1, keepdim=True) if normalized else predicted, values[held], weights, fold)
+        if normalized:
+            predicted = weighted_means(predicted, block.sum(-1, keepdim=True), values[kept])[0]
+        score.add(predicted, values[held], weights, fold)
 
 
-def _likelihoods(covariance: Tensor, values: Tensor, noises: Sequence[Any]) -> list[float]:
-    """Log marginal likelihoods per value, with the amplitude that makes each largest."""
-    eigenvalues, vectors = _spectrum(covariance)
-    rotated, found = vectors.mT @ values, []
-    for noise in noises:
-        spectrum = eigenvalues + noise
-        amplitude = (rotated.square() / spectrum.unsqueeze(-1)).mean()
-        found.append(-0.5 * float(amplitude.log() + spectrum.log().mean() + 1 + math.log(2 * math.pi)))
-    return found
+def weighted_means(sums: Tensor, weight: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:  # (m, k), (m, 1), (n, k)
+    """Sums over known values divided by those of their weights, and where these do not vanish, (m, 1).
+
+    Where they do, the mean is that of all values. Means lie among the values; weights that are off by an approximation's error
+    may lead out of these, and back to the edge is nearer to the truth.
+    """
+    reached = weight > UNREACHED * weight.abs().max()
+    means = torch.where(reached, sums / torch.where(reached, weight, 1.0), values.mean(0))
+    return means.clamp(values.amin(0), values.amax(0)), reached
+
+
+def _likelihoods(covariance: Tensor, values: Tensor, basis: Tensor, noises: Sequence[Any]) -> Tensor:  # (s,)
+    """Log restricted likelihoods, with the amplitude that makes each largest; the basis is orthonormal."""
+    white, number = _Whitened(covariance, values, basis, noises), len(values) - basis.shape[1]
+    amplitude = white.left.square().sum(1).mean(-1) / number
+    logs = white.trend.logdet - white.inverse.log().sum(-1)
+    return -0.5 * (number * (amplitude.log() + 1 + math.log(2 * math.pi)) + logs)
 
 
 def descend(

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swing_gp.gp.posterior import posterior_of
-from swing_gp.gp.trend import Trend
+from swing_gp.gp.trend import Trend, independent, line_through
 from swing_gp.graphs.inputs import nodes_of
+from swing_gp.operators.posterior import condition
 from swing_gp.operators.preconditioning import LandmarkApproximation
 
 # Known nodes whose prior variances the noise is measured by, and columns times nodes that they may take beyond the fewest.
@@ -23,14 +23,17 @@ class GraphPosterior:
 
     def __init__(
         self, operator: Any, known: Tensor, columns: Tensor, basis: Tensor, noise: float, amplitude: Tensor | None = None
-    ) -> None:
-        # (N, N), (n,), (n, k), (N, p), (k,)
+    ) -> None:  # (N, N), (n,), (n, k), (N, p), (k,)
         self.operator, self.noise = operator, noise
-        # Without their middle, in units of the largest value: squares in solvers and amplitudes neither overflow nor vanish.
-        self.middle = columns.mean(0) if basis.shape[1] else torch.zeros_like(columns[0])
-        largest = (columns - self.middle).abs().amax(0)
+        # Without a plain trend, in units of the largest value: squares in solvers and amplitudes neither overflow nor vanish.
+        told = basis[known]
+        self.line = basis @ line_through(told, columns.double())  # (N, k)
+        left = columns - self.line[known].to(columns)
+        largest = left.abs().amax(0)
         self.unit = torch.where(largest > 0, largest, 1.0)  # (k,)
-        self.values = (columns - self.middle) / self.unit
+        self.values = left / self.unit
+        # Orthonormal at the known nodes, for the sake of solves.
+        basis = (basis @ (torch.linalg.pinv(told) @ independent(told))).to(columns)
         self.landmarks = LandmarkApproximation(operator.graph, operator.series)
         points = operator.graph.points
         self.nodes, seen = nodes_of(points, torch.arange(len(points))), nodes_of(points, known)
@@ -40,15 +43,16 @@ class GraphPosterior:
         self.scale = operator.covariance(seen[sample], seen[sample], self.landmarks).diagonal().mean()
         self.cross = operator.covariance(self.nodes, seen, self.landmarks)
         both = torch.cat([self.values, basis[known]], -1)  # (n, k + p): one solve for all of them
-        found = posterior_of(prior.add_diagonal(noise * self.scale), both.mT.contiguous(), self.cross)
+        found = condition(prior.add_diagonal(noise * self.scale), both.mT.contiguous())
         assert found is not None
         self.posterior = found
         solved_values, solved_basis = found.weights.mT.tensor_split([columns.shape[1]], -1)
-        means, of_basis = found.mean(self.cross).mT.tensor_split([columns.shape[1]], -1)
-        self.rest, self.trend = basis - of_basis, Trend.of(basis[known], solved_basis, self.values)
-        self.mean = self.trend.mean(means, self.rest) * self.unit + self.middle  # (N, k)
-        left = solved_values - solved_basis @ self.trend.coefficients.to(solved_basis.dtype)
-        likeliest = (self.values * left).mean(0).clamp_min(0).sqrt() * self.unit
+        self.trend = Trend.solved(basis[known], solved_basis, self.values)
+        mean, self.rest = self.trend.predict(found.mean(self.cross).mT, basis)
+        self.mean = mean * self.unit + self.line.to(mean)  # (N, k)
+        left = solved_values - solved_basis @ self.trend.coefficients.to(solved_basis)
+        number = max(1, len(known) - self.trend.number)  # the restricted likelihood has a value less for each coefficient
+        likeliest = ((self.values * left).sum(0) / number).clamp_min(0).sqrt() * self.unit
         self.amplitude = likeliest if amplitude is None else amplitude.to(likeliest)  # (k,)
 
     @cached_property

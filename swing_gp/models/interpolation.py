@@ -6,7 +6,7 @@ Three rules with one kernel K, for values F at known nodes j:
 ``"gp"``           the posterior mean of a Gaussian process, :math:`m_i + K_{ij} (K_{jj} + \sigma^2 I)^{-1} (F_j - m_j)`, with
                    a constant or a linear trend m that is estimated with it, or 0
 ``"paper"``        :math:`\sum_j K_{ij} F_j`: right for directions, wrong in scale for anything else
-``"normalized"``   :math:`\sum_j K_{ij} F_j / \sum_j K_{ij}`: a weighted mean
+``"normalized"``   :math:`\sum_j K_{ij} F_j / \sum_j K_{ij}`: a weighted mean, for kernels whose entries have one sign
 =================  =====================================================================================================
 
 >>> import torch
@@ -34,27 +34,28 @@ from torch import Tensor
 
 from swing_gp.features.auto import Choice
 from swing_gp.features.grid import least_tol
-from swing_gp.gp.trend import MEANS, trend_basis
+from swing_gp.gp.trend import MEANS, left_by_line, trend_basis
 from swing_gp.graphs.edges import Gaussian
 from swing_gp.graphs.graph import Graph
 from swing_gp.graphs.implicit import ImplicitGraph
+from swing_gp.graphs.order import position_order
 from swing_gp.graphs.sparse import SparseGraph
 from swing_gp.models.comparison import ModelWarning
 from swing_gp.models.coordinates import CoordinatePosterior
+from swing_gp.models.graph_grid import ENOUGH, weighted_means
 from swing_gp.models.graph_posterior import ByColumn, GraphPosterior
-from swing_gp.models.selection import FAMILIES, RULES, Selection, select, select_each
+from swing_gp.models.selection import FAMILIES, RULES, Selection, check_noise, check_weights, select, select_each
+from swing_gp.models.settings_posterior import MOST_KNOWN, NOISES, IntegratedPosterior, SettingsPosterior
 from swing_gp.operators.graph_kernel import graph_kernel
 from swing_gp.operators.walks import Walks
 from swing_gp.series.base import Series
-from swing_gp.utils.validation import check_choice
+from swing_gp.utils.validation import check_choice, check_count
 
 # An error of the kernel acts like noise on a GP. Directions of sums have no scale: where all weights are small, their errors
 # must be smaller still.
 TOL, TOL_OF_SUMS = 1e-4, 1e-10
 # A noise variance over that of the GP with which one has learnt next to nothing.
 MOSTLY_NOISE = 10.0
-# Roundings of the largest value that a linear trend may leave of a plane.
-ROUNDINGS = 100
 # The share of the prior variance that is left where nothing is known, and the share of such nodes that is worth a warning.
 UNTOLD, MANY = 0.99, 0.1
 
@@ -63,7 +64,8 @@ UNTOLD, MANY = 0.99, 0.1
 class Interpolation:
     """Values at all nodes, and how they were found.
 
-    :ivar values: (N,) or (N, k), like the known ones.
+    :ivar values: (N,) or (N, k), like the known ones. Where settings were chosen from fewer than 100 values, they are means
+        over settings; otherwise, those of the chosen ones.
     :ivar graph: the graph, with the lengthscale in use.
     :ivar noise: for the GP, the noise variance over the mean prior variance of the known nodes.
     :ivar info: the route of the products; None for GPs on coordinates, and where columns have settings of their own.
@@ -87,13 +89,19 @@ class Interpolation:
     @cached_property
     def std(self) -> Tensor:
         """For the GP, standard deviations of the function at all nodes, of the shape of the values; computed when first asked
-        for. A new observation has the noise besides: its variance is ``std**2 + noise_std**2``."""
+        for. They know how uncertain settings are that were chosen from few values. A new observation has the
+        noise besides: its variance is ``std**2 + noise_std**2``."""
         self._check_gp("standard deviations")
         return self._posterior.std.reshape(self.values.shape).to(self.values.dtype)
 
     @property
     def noise_std(self) -> Tensor:
-        """For the GP, the standard deviation of the noise, a number or one for each column."""
+        """For the GP, the standard deviation of the noise, a number or one for each column.
+
+        It is that of the observations where settings are integrated over: of at most 600 known values, and of graph kernels on
+        at most 1,000 nodes. Beyond that, for a graph kernel that was chosen, it is the noise that predicts held-out values
+        best, which is at most that: such kernels take noise for roughness of the function.
+        """
         self._check_gp("noise")
         return self._posterior.noise_std.reshape(self.values.shape[1:]).to(self.values.dtype)
 
@@ -124,8 +132,10 @@ def interpolate(
     """Values at all nodes from those at some.
 
     What is not given is chosen by :func:`~swing_gp.models.selection.select` from the known values alone: everything for
-    points, the noise for a graph and a series. A warning (:class:`~swing_gp.ModelWarning`) names a model that predicts held-out
-    values no better than the mean or the nearest known value, that is mostly noise, or that knows nothing of many nodes.
+    points, the noise for a graph and a series. Deviations, and predictions from few values, are integrated over what there was
+    to choose (:mod:`~swing_gp.models.settings_posterior`). A warning (:class:`~swing_gp.ModelWarning`) names a model that
+    predicts held-out values no better than the mean or the nearest known value, that is mostly noise, or that knows nothing of
+    many nodes.
 
     :param graph: points, (N, d), for which a model is chosen (a tensor, or anything that NumPy takes for an array); an implicit
         graph, which needs a ``series``; or a sparse graph (:class:`~swing_gp.SparseGraph`, :func:`~swing_gp.knn_graph`), for
@@ -133,14 +143,18 @@ def interpolate(
     :param known_idx: ids of the known nodes, (n,), distinct.
     :param known_values: their values, (n,) or (n, k): normals, colours, scalars. Integers become floats.
     :param rule: see above. The GP needs a symmetric positive semi-definite kernel; walks are one with ``sides=2``.
-    :param noise: for the GP, the noise variance over the mean prior variance of the known nodes.
+    :param noise: for the GP, the noise variance over the mean prior variance of the known nodes: finite, and at least its
+        rounding, 2.2e-16.
     :param criterion: what to choose by: ``"rmse"``, ``"cosine"`` for directions, or for the GP ``"likelihood"``.
     :param mean: for the GP, its mean function: ``"constant"`` or ``"linear"`` in the coordinates, estimated with it by
-        generalised least squares (for GPs on coordinates, a line by ordinary ones); or None for zero. Take None for directions:
-        then, far from all known nodes and as the noise grows, it points where the paper's rule does.
+        generalised least squares, wherever values are held out from the kept ones; or None for zero. What is not known of it is
+        part of the deviations. A linear mean takes three values for two coefficients. Take None for directions: then, far from
+        all known nodes and as the noise grows, it points where the paper's rule does.
     :param families: of :func:`~swing_gp.models.selection.select`, to choose among for points; all by default, and only
         ``"implicit"`` where ``features``, ``walks``, ``tol`` or ``num_features`` are given, which belong to it.
     :param features: as of :func:`~swing_gp.graph_kernel`, and so are ``walks``, ``num_features`` and ``seed``.
+        What the seed draws goes with the points: in another order they have the same values, but for rounding and what
+        features approximate. Nodes of a sparse graph without points are known by their ids.
     :param tol: relative error of the kernel to aim for; by default 1e-4 for the GP, a tenth of its noise where that is less,
         and 1e-10 for sums; not below 1e-6 for float32 points.
     :param time_limit: as of :func:`~swing_gp.models.selection.select`, in seconds.
@@ -156,34 +170,27 @@ def interpolate(
         raise ValueError(
             "series must be given with an ImplicitGraph, whose lengthscale it belongs to; give points to have both chosen."
         )
-    if noise is not None and (rule != "gp" or not noise > 0):
-        raise ValueError(f"noise must be positive and belongs to rule='gp', got {noise!r} with rule={rule!r}.")
-    if rule == "gp" and walks is not None and walks.sides == 1:
-        raise ValueError("rule='gp' needs a symmetric kernel, and one-sided walks give none: use Walks(sides=2).")
+    _check_rule(rule, noise, series, walks)
+    check_count("seed", seed, minimum=0)
     if rule == "gp":
         graph.check_symmetric("rule='gp'")
     if families is None:
         of_kernel = features != "auto" or walks is not None or tol is not None or num_features is not None
         families = ("implicit",) if of_kernel else FAMILIES
     columns = values.reshape(len(known), -1)
-    basis = trend_basis(mean if rule == "gp" else None, graph.points)
-    line = columns.new_zeros(len(graph.points), 1)
-    if mean == "linear" and rule == "gp":
-        line = basis @ torch.linalg.lstsq(basis[known], columns).solution
-    task = _Task(known, columns, basis, line.expand(-1, columns.shape[1]), progress,
+    basis = trend_basis(mean if rule == "gp" else None, graph.points, known)
+    task = _Task(known, columns, basis, progress,
                  {"features": features, "walks": walks, "tol": tol, "num_features": num_features, "seed": seed})  # fmt: skip
-    selection, targets = None, list[Selection]()
+    selection, targets, noises = None, list[Selection](), NOISES if noise is None else (noise,)
     if series is None or (rule == "gp" and noise is None):
-        words: dict[str, Any] = {"rule": rule, "criterion": criterion, "centered": mean is not None, "time_limit": time_limit,
+        words: dict[str, Any] = {"rule": rule, "criterion": criterion, "mean": mean, "time_limit": time_limit,
                                  "noises": None if noise is None else [noise], "seed": seed, "progress": progress}  # fmt: skip
-        left = columns - line[known]
-        size = ROUNDINGS * torch.finfo(columns.dtype).eps * columns.abs().amax(0)
-        left = torch.where(left.abs().amax(0) > size, left, 0.0)  # of a plane nothing is left but rounding
         settings = None if series is None else [(None, series)]
-        selection = select(graph if given else graph.points, known, left, families=families, settings=settings, **words)
-        selection.table.warn_if_useless()
+        selection = select(graph if given else graph.points, known, columns, families=families, settings=settings, **words)
+        if not _is_trend(basis[known], columns):
+            selection.table.warn_if_useless()
         if not given:
-            targets = select_each(selection, graph.points, known, left, **words)
+            targets = select_each(selection, graph.points, known, columns, **words)
         graph, series, noise = selection.graph, selection.series, selection.noise
     assert series is not None
     if noise is not None and noise > MOSTLY_NOISE:
@@ -203,13 +210,13 @@ def interpolate(
         elif targets:
             parts = [task.column(i).posterior(own.graph, own.series, own.noise, own)[0] for i, own in enumerate(targets)]
             posterior = ByColumn(parts)
-            found = posterior.mean
         else:
             posterior, info = task.posterior(graph, series, noise, None if given_series else selection)
-            found = posterior.mean
-    found = found.to(values.dtype).reshape(-1, *values.shape[1:])
     if noise is not None:
         _warn_of_unknown(graph, known, posterior)
+        posterior = task.integrated(posterior, targets or [selection], noises)
+        found = posterior.mean
+    found = found.to(values.dtype).reshape(-1, *values.shape[1:])
     return Interpolation(found, rule, graph, series, noise, info, selection, tuple(targets), unreached, posterior)
 
 
@@ -220,20 +227,18 @@ class _Task:
     :ivar known: ids, (n,).
     :ivar columns: their values, (n, k).
     :ivar basis: of the trend of graph kernels, (N, p).
-    :ivar line: the trend of GPs on coordinates, beside their constant, (N, k).
     :ivar options: of :func:`~swing_gp.graph_kernel`.
     """
 
     known: Tensor
     columns: Tensor
     basis: Tensor
-    line: Tensor
     progress: bool | None
     options: dict[str, Any]
 
     def column(self, number: int) -> _Task:
         part = slice(number, number + 1)
-        return replace(self, columns=self.columns[:, part], line=self.line[:, part])
+        return replace(self, columns=self.columns[:, part])
 
     def operator(self, graph: Graph, series: Series, noise: float | None) -> Any:
         if series.steep:  # which float32 cannot hold
@@ -255,10 +260,27 @@ class _Task:
         amplitude = None if selection is None else selection.amplitude
         if selection is not None and selection.model is not None:
             assert amplitude is not None
-            return CoordinatePosterior(selection.model, self.known, self.columns, self.line, amplitude, self.progress), None
+            return CoordinatePosterior(selection.model, self.known, self.columns, amplitude, self.progress), None
         operator = self.operator(graph, series, noise)
-        columns, basis = (part.to(operator.dtype) for part in (self.columns, self.basis))
-        return GraphPosterior(operator, self.known, columns, basis, noise, amplitude), operator.info
+        columns = self.columns.to(operator.dtype)
+        return GraphPosterior(operator, self.known, columns, self.basis, noise, amplitude), operator.info
+
+    def integrated(self, posterior: Any, chosen: Sequence[Selection | None], noises: Sequence[float]) -> Any:
+        """With deviations that know how uncertain settings are, where they were chosen from few values.
+
+        :param chosen: what was chosen for all columns, or for each of several.
+        :param noises: those that there was a choice of.
+        """
+        if isinstance(posterior, ByColumn):
+            parts = zip(posterior.parts, chosen, strict=True)
+            return ByColumn([self.column(i).integrated(part, [own], noises) for i, (part, own) in enumerate(parts)])
+        (selection,) = chosen
+        if selection is None or not selection.alternatives or len(self.known) > MOST_KNOWN:
+            return posterior
+        # Where scores tell settings apart by chance alone, predictions are those of all.
+        predictions = posterior.mean if len(self.known) >= ENOUGH else None
+        settings = SettingsPosterior(selection.alternatives, self.known, self.columns, self.basis, predictions, noises)
+        return IntegratedPosterior(posterior, settings)
 
 
 def _weighted(operator: Any, known: Tensor, columns: Tensor, *, normalized: bool) -> tuple[Tensor, int]:
@@ -269,9 +291,25 @@ def _weighted(operator: Any, known: Tensor, columns: Tensor, *, normalized: bool
     total = operator @ spread
     if not normalized:
         return total, 0
-    sums, weight = total[:, :-1], total[:, -1:]
-    reached = weight > 1e-12 * weight.abs().max()
-    return torch.where(reached, sums / torch.where(reached, weight, 1.0), columns.mean(0)), int((~reached).sum())
+    means, reached = weighted_means(total[:, :-1], total[:, -1:], columns)
+    return means, int((~reached).sum())
+
+
+def _is_trend(basis: Tensor, columns: Tensor) -> bool:  # (n, p), (n, k)
+    """Whether more values than the trend has coefficients are the trend, but for rounding: nothing else says anything more."""
+    return len(basis) > basis.shape[1] and not bool(left_by_line(basis.to(columns.dtype), columns).any())
+
+
+def _check_rule(rule: str, noise: float | None, series: Series | None, walks: Walks | None) -> None:
+    """Refuse what does not go with a rule."""
+    if noise is not None and (rule != "gp" or not noise > 0):
+        raise ValueError(f"noise must be positive and belongs to rule='gp', got {noise!r} with rule={rule!r}.")
+    if noise is not None:
+        check_noise("noise", noise)
+    if series is not None:
+        check_weights("a series", series, rule)
+    if rule == "gp" and walks is not None and walks.sides == 1:
+        raise ValueError("rule='gp' needs a symmetric kernel, and one-sided walks give none: use Walks(sides=2).")
 
 
 def _warn_of_unknown(graph: Graph, known: Tensor, posterior: Any) -> None:
@@ -327,4 +365,7 @@ def _checked(points: Tensor, known: Any, values: Any) -> tuple[Tensor, Tensor]:
         raise ValueError("known_values must be finite floats; leave nodes without a value out of known_idx.")
     if not bool(torch.isfinite(values.to(points.dtype)).all()):
         raise ValueError(f"known_values must be finite in the precision of the points, {points.dtype}; give float64 points.")
-    return known.long(), values.to(points.dtype)
+    known, values = known.long(), values.to(points.dtype)
+    # What is drawn from known values is drawn in the order of their positions; nodes without any are known by their ids.
+    order = position_order(points[known] if points.shape[1] else known, values)
+    return known[order], values[order]

@@ -29,6 +29,7 @@ import gpytorch
 import torch
 from torch import Tensor
 
+from swing_gp.gp.trend import Trend
 from swing_gp.graphs.edges import EdgeFunction
 from swing_gp.linalg.cholesky import cholesky_with_jitter
 from swing_gp.linalg.chunks import row_chunks
@@ -90,8 +91,8 @@ class LocalGP:
         self.neighbors = check_count("neighbors", neighbors)
         self._single = y.dim() == 1
         noises = as_real("noise", noise).detach().to(self.x)
-        if noises.dim() > 1 or noises.numel() not in (1, len(self.x)) or not bool((noises >= 0).all()):
-            raise ValueError(f"noise must be one non-negative variance or {len(self.x)} of them, got {noise!r}.")
+        if noises.dim() > 1 or noises.numel() not in (1, len(self.x)) or not bool(((noises >= 0) & noises.isfinite()).all()):
+            raise ValueError(f"noise must be one non-negative variance or {len(self.x)} of them, and finite, got {noise!r}.")
         self._one_noise = noises.numel() == 1
         self.noise = noises.expand(len(self.x))
         self._covariance, self._variance = _functions(covariance)
@@ -193,10 +194,8 @@ class LocalGP:
         variance = self._variance(at) - cross.square().sum(-2)
         if not self._local:
             return mean, variance
-        of_constant = ones.square().sum(-2).reciprocal()  # its variance, (c, 1)
-        missing = 1 - (cross.mT @ ones).squeeze(-1)  # what the neighbours do not say of it, (c, q)
-        constant = of_constant.unsqueeze(-1) * (ones.mT @ values)
-        return mean + missing.unsqueeze(-1) * constant, variance + of_constant * missing.square()
+        constant, rest = Trend.whitened(ones, values), 1 - cross.mT @ ones
+        return mean + rest @ constant.coefficients, variance + constant.variance(rest)
 
 
 def _functions(covariance: Any) -> tuple[Covariance, Callable[[Tensor], Tensor]]:

@@ -1,15 +1,15 @@
 r"""A Gaussian process with a Matérn kernel on coordinates or extended coordinates, for any number of observations.
 
 Hyper-parameters are those of the largest posterior: by the restricted likelihood of up to a thousand observations, and beyond
-that by the conditional likelihood of a sample of them, each given its m nearest others (Vecchia, 1988), beside that of the
-sample: one knows what happens nearby, the other what happens far away. With A the noisy covariance of a value
-and its neighbours, z what the trend leaves of them and u the last column of :math:`A^{-1}`, the value is missed by
+that by the conditional likelihood, restricted too, of a sample of them, each given its m nearest others (Vecchia, 1988), beside
+that of the sample: one knows what happens nearby, the other what happens far away. With A the noisy covariance of a value and
+its neighbours, z what the trend leaves of them and u the last column of :math:`A^{-1}`, the value is missed by
 :math:`u^\top z / u_m` with variance :math:`1 / u_m`, so that
 
 .. math:: -\log p(y_i \mid \text{neighbours}) = \tfrac12 (u^\top z)^2 / u_m - \tfrac12 \log u_m + \tfrac12 \log 2 \pi ,
 
 and its derivative in A has rank two. Predictions are exact up to some thousand observations, and by :class:`~swing_gp.LocalGP`
-beyond.
+beyond, of the basis of the trend as of the values; the trend is then that of a sample.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from gpytorch.kernels import ScaleKernel
 from torch import Tensor, nn
 
 from swing_gp.gp.manifold import EDGES, ManifoldMaternKernel
+from swing_gp.gp.trend import Trend, TrendBasis
 from swing_gp.graphs.nearest import TREE_DIM
 from swing_gp.linalg.chunks import row_chunks
 from swing_gp.models.dense_gp import DenseGP
@@ -55,8 +56,8 @@ class MaternGP(nn.Module):
         self.kernel, self.x, self.y, self.mean = kernel, x, y, mean
         self.log_noise = nn.Parameter(torch.tensor(math.log(noise), dtype=torch.float64))
         self.neighbors = NEIGHBORS[0]
-        self._orthonormal = _orthonormal(trend_basis(mean, x))
-        self._conditioned: DenseGP | tuple[LocalGP, Tensor] | None = None
+        self.basis = TrendBasis(mean, x)
+        self._conditioned: DenseGP | tuple[LocalGP, Trend] | None = None
 
     @property
     def nu(self) -> float:
@@ -75,10 +76,6 @@ class MaternGP(nn.Module):
         """Points that the kernel is the Matérn function of distances of."""
         base = self.kernel.base_kernel
         return base.extended_points(x) if self.extended else x / base.lengthscale
-
-    def basis(self, x: Tensor) -> Tensor:  # (n, d) -> (n, p)
-        """Of the trend; orthonormal at the observations."""
-        return trend_basis(self.mean, x) @ self._orthonormal
 
     def _covariance(self, one: Tensor, two: Tensor) -> Tensor:  # (*b, n, d), (*b, m, d) -> (*b, n, m)
         if not (one.requires_grad or two.requires_grad):  # by differences, without rounding
@@ -114,17 +111,18 @@ class MaternGP(nn.Module):
 
     def _conditional(self, rows: Tensor, near: Tensor) -> Tensor:
         used, place = torch.cat([near, rows.unsqueeze(-1)], -1).unique(return_inverse=True)  # (s, m + 1)
-        points, sides = self.points(self.x[used]), torch.cat([self.basis(self.x[used]), self.y[used]], -1)
+        points, sides = self.points(self.x[used]), torch.cat([self.y[used], self.basis(self.x[used])], -1)
         total = points.new_zeros(())
         parts = [(part, self._among(points[part])) for part in place.split(ROWS)]
         with torch.no_grad():
             solved = [_Solved(covariance, self.noise, sides[part]) for part, covariance in parts]
-            missed = torch.cat([each.missed for each in solved])  # (s, p + k), in units of their deviations
-            trend, values = missed.split([missed.shape[1] - self.y.shape[1], self.y.shape[1]], -1)
-            coefficients = torch.linalg.pinv(trend) @ values  # none where there is no trend
+            missed = torch.cat([each.missed for each in solved])  # (s, k + p), in units of their deviations
+            number = self.y.shape[1]
+            trend = Trend.whitened(missed[:, number:], missed[:, :number])
+            total = total + 0.5 * number * (trend.number * (1 + math.log(2 * math.pi)) - trend.logdet)
         for each, (_, covariance) in zip(solved, parts, strict=True):
             with torch.no_grad():
-                value, slope = each.log_likelihood(coefficients)
+                value, slope = each.log_likelihood(trend.restriction, number)
             total = total + _with_slope(value, slope, covariance, self.noise)
         return total
 
@@ -153,8 +151,7 @@ class MaternGP(nn.Module):
             self._conditioned = self._dense(torch.arange(len(self.x)))
         else:
             sample = torch.randperm(len(self.x), generator=torch.Generator().manual_seed(0))[:SAMPLE]
-            coefficients = self._dense(sample).coefficients
-            self._conditioned = self._local(torch.arange(len(self.x)), coefficients, self.neighbors), coefficients
+            self._conditioned = self._local(torch.arange(len(self.x)), self.neighbors), self._dense(sample).trend
         return self
 
     def _dense(self, rows: Tensor) -> DenseGP:
@@ -163,14 +160,13 @@ class MaternGP(nn.Module):
         covariance.diagonal().add_(self.noise)
         return DenseGP(covariance, self.basis(self.x[rows]), self.y[rows])
 
-    def _local(self, rows: Tensor, coefficients: Tensor, neighbors: int) -> LocalGP:
-        """On what the trend leaves, in units of the output scale."""
-        scale, x = self.kernel.outputscale, self.x[rows]
-        left = (self.y[rows] - self.basis(x) @ coefficients) / scale.sqrt()
+    def _local(self, rows: Tensor, neighbors: int) -> LocalGP:
+        """On values and the basis of their trend, in units of the output scale."""
+        x, noise = self.x[rows], self.noise / self.kernel.outputscale
+        both = torch.cat([self.y[rows], self.basis(x)], -1)
         return LocalGP(
-            EDGES[self.nu](1.0), self.points(x), left, noise=self.noise / scale, neighbors=neighbors, mean=0.0,
-            leading=self._leading,
-        )  # fmt: skip
+            EDGES[self.nu](1.0), self.points(x), both, noise=noise, neighbors=neighbors, mean=0.0, leading=self._leading
+        )
 
     @torch.no_grad()
     def predict(
@@ -180,9 +176,10 @@ class MaternGP(nn.Module):
         given, scale = self._conditioned, self.kernel.outputscale
         assert given is not None, "condition() comes first"
         if not isinstance(given, DenseGP):
-            found = given[0].predict(self.points(x), progress=progress)
-            mean = found.mean.reshape(len(x), -1) * scale.sqrt() + self.basis(x) @ given[1]
-            return mean, (found.variance * scale).unsqueeze(-1).expand_as(mean)
+            local, trend = given
+            found = local.predict(self.points(x), progress=progress)
+            mean, rest = trend.predict(found.mean, self.basis(x))
+            return mean, (found.variance * scale + trend.variance(rest)).unsqueeze(-1).expand_as(mean)
         parts = []
         known = self.points(self.x)
         for rows in row_chunks(len(x), len(known)):
@@ -230,13 +227,11 @@ class MaternGP(nn.Module):
         missed: dict[int, list[Tensor]] = {number: [] for number in NEIGHBORS}
         for held, kept in folds:
             sample = kept[torch.randperm(len(kept), generator=torch.Generator().manual_seed(0))[:SAMPLE]]
-            coefficients, x = self._dense(sample).coefficients, self.x[held]
-            points, trend = self.points(x), self.basis(x) @ coefficients
-            local = self._local(kept, coefficients, NEIGHBORS[0])
+            local, trend, x = self._local(kept, NEIGHBORS[0]), self._dense(sample).trend, self.x[held]
             for number, parts in missed.items():
                 local.neighbors = number
-                found = local.predict(points, progress=False).mean.reshape(len(x), -1)
-                parts.append(self.y[held] - trend - found * self.kernel.outputscale.sqrt())
+                found = local.predict(self.points(x), progress=False).mean
+                parts.append(self.y[held] - trend.predict(found, self.basis(x))[0])
         errors = {number: float(torch.cat(parts).square().mean().sqrt()) for number, parts in missed.items()}
         self.neighbors = next(number for number in NEIGHBORS if errors[number] <= ENOUGH * min(errors.values()))
         return missed[self.neighbors]
@@ -255,21 +250,6 @@ class MaternGP(nn.Module):
         made.load_state_dict(content["state"])
         made.neighbors = content["settings"]["neighbors"]
         return made.condition()
-
-
-def trend_basis(mean: str | None, x: Tensor) -> Tensor:  # (n, d) -> (n, p)
-    """Of a trend at standardised inputs: a constant, and for ``"linear"`` the inputs."""
-    one = x.new_ones(len(x), 1)
-    return {None: one[:, :0], "constant": one, "linear": torch.cat([one, x], -1)}[mean]
-
-
-def _orthonormal(basis: Tensor) -> Tensor:  # (n, p) -> (p, r)
-    """What makes its columns orthonormal; columns that depend on others go."""
-    if basis.shape[1] == 0:
-        return basis.new_zeros(0, 0)
-    values, vectors = torch.linalg.eigh(basis.mT @ basis)
-    keep = values > 1e-12 * values[-1]
-    return vectors[:, keep] / values[keep].sqrt()
 
 
 class _Matern(torch.autograd.Function):
@@ -309,12 +289,11 @@ class _Solved:
         self.precision = self.u[:, -1]  # (s, 1)
         self.missed = (self.u * sides).sum(1) / self.precision.sqrt()
 
-    def log_likelihood(self, coefficients: Tensor) -> tuple[Tensor, Tensor]:  # (p, k) -> (), (s, m, m)
-        """Given the trend, and its derivative in the covariances."""
-        trend, number = coefficients.shape
-        values = self.missed[:, trend:] - self.missed[:, :trend] @ coefficients
-        logs = number * self.precision.log().sum() - values.numel() * math.log(2 * math.pi)
-        left = torch.cholesky_solve(self.sides[..., trend:] - self.sides[..., :trend] @ coefficients, self.factor)
+    def log_likelihood(self, combinations: Tensor, number: int) -> tuple[Tensor, Tensor]:  # (q, c) -> (), (s, m, m)
+        """Of so many targets, with the quadratic form of combinations of the columns; and its derivative in the covariances."""
+        values = self.missed @ combinations
+        logs = number * (self.precision.log().sum() - len(values) * math.log(2 * math.pi))
+        left = torch.cholesky_solve(self.sides @ combinations, self.factor)
         scaled = values / self.precision.sqrt()
         slope = self.u @ (left * scaled.unsqueeze(1)).sum(-1, keepdim=True).mT
         own = 0.5 * (scaled.square().sum(-1, keepdim=True) + number / self.precision)

@@ -27,6 +27,8 @@ from swing_gp.utils.progress import progress_bar
 
 # Observations that the likelihood is made from: first, and at last.
 FIRST, LAST = 300, 1000
+# Observations for each coefficient of a trend, at the least.
+VALUES = 3
 # Steps of L-BFGS from an optimum to that of a slightly different model.
 MORE_STEPS = 30
 # Where hyper-parameters may start, lengthscales in units of the root of the total variance.
@@ -176,6 +178,7 @@ class MaternSearch:
         return MaternGP(kernel_with_priors(place.coordinates, nu, 1.0, ard), place.x, self.y, mean=mean)
 
     def _sample(self, gp: MaternGP, most: int) -> tuple[Tensor, Tensor | None]:
+        most = max(most, VALUES * gp.basis.number)
         rows = self._order[:most]
         return rows, None if len(self.y) <= most else gp.nearest(rows, CONDITIONED)
 

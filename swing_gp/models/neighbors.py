@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import scipy.spatial
-import sklearn.neighbors
 import torch
 from torch import Tensor
 
@@ -38,7 +37,9 @@ class NeighborSearch:
         array = _array(self._points[:, : self.leading])
         self._tree = scipy.spatial.cKDTree(array) if self.leading <= TREE_DIM else None
         if self._tree is None:
-            self._all = sklearn.neighbors.NearestNeighbors(algorithm="brute").fit(array)
+            from sklearn.neighbors import NearestNeighbors  # takes a second to load, for many dimensions alone
+
+            self._all = NearestNeighbors(algorithm="brute").fit(array)
 
     def _scaled(self, x: Tensor) -> Tensor:
         return x.detach() if self._scale is None else x.detach() / self._scale

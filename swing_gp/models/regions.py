@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from swing_gp.graphs.graph import Graph
+from swing_gp.graphs.order import position_order, ranks
 from swing_gp.graphs.sparse import SparseGraph
-from swing_gp.models.folds import Fold, distances_to, task_folds
+from swing_gp.models.folds import Fold, coordinates_of, distances_to, task_folds
 
 # Graphs of up to this many nodes are seen whole, larger ones through this many parts of at least so many nodes. Where most
 # nodes are known, so many known ones tell as much as more would, in a fraction of the time.
@@ -52,18 +53,38 @@ class Region:
         return stays.nonzero().squeeze(-1)
 
 
-def regions_of(nodes: Tensor | Graph, known: Tensor, *, largest: int = LARGEST_PART, seed: int = 0) -> list[Region]:
-    """Regions that together say how well the unknown nodes can be predicted.
+def regions_of(
+    nodes: Tensor | Graph, known: Tensor, *, largest: int = LARGEST_PART, fewest: int = 0, seed: int = 0
+) -> list[Region]:
+    """Regions that together say how well the unknown nodes can be predicted, whatever the order of the points.
 
-    :param nodes: coordinates, (N, d), or a graph.
+    :param nodes: coordinates, (N, d), or a graph; without coordinates its nodes are known by their ids.
     :param known: ids of the known nodes, (n,), at least two.
     :param largest: the most nodes of a part, even where gaps are wider.
+    :param fewest: known nodes that a part is to have, about, if it may be so large.
 
     >>> points = torch.rand(3000, 2, generator=torch.Generator().manual_seed(0))
     >>> regions = regions_of(points, torch.arange(600))
     >>> len(regions), len(regions[0].nodes)
     (8, 600)
     """
+    points = coordinates_of(nodes)
+    if points is None:
+        return _regions(nodes, known, largest, fewest, seed)
+    # Distances are all that counts. Drawn in the order of positions, and coincident nodes in that of known values, regions go
+    # with the points.
+    first = torch.full((len(points),), -1, dtype=torch.double).index_put_((known,), torch.arange(len(known)).double())
+    order = position_order(points, first)
+    return [_renamed(region, order) for region in _regions(points[order], ranks(order)[known], largest, fewest, seed)]
+
+
+def _renamed(region: Region, order: Tensor) -> Region:
+    """Give nodes the ids that they have, in order, for their places in another."""
+    nodes, rank = order[region.nodes].sort()
+    return replace(region, nodes=nodes, known=ranks(rank)[region.known])
+
+
+def _regions(nodes: Tensor | Graph, known: Tensor, largest: int, fewest: int, seed: int) -> list[Region]:
     number = nodes.num_nodes if isinstance(nodes, Graph) else len(nodes)
     share = min(SHARE, MOST_HELD / len(known))
     folds = task_folds(nodes, known, num_folds=min(FOLDS, len(known)), share=share, seed=seed)
@@ -71,7 +92,7 @@ def regions_of(nodes: Tensor | Graph, known: Tensor, *, largest: int = LARGEST_P
     row[known] = torch.arange(len(known))
     if number <= WHOLE and len(known) <= 2 * KNOWN:
         return [_region(nodes, torch.arange(number), row, [(fold, None) for fold in folds])]
-    found = list(_parts(nodes, row, [(fold, distances_to(nodes, fold.kept)) for fold in folds], largest, seed))
+    found = list(_parts(nodes, row, [(fold, distances_to(nodes, fold.kept)) for fold in folds], largest, fewest, seed))
     if not found:
         raise ValueError(
             f"{len(known)} known of {number:,} nodes are too few to choose settings by: give a graph, a series and noise."
@@ -80,13 +101,14 @@ def regions_of(nodes: Tensor | Graph, known: Tensor, *, largest: int = LARGEST_P
 
 
 def _parts(
-    nodes: Tensor | Graph, row: Tensor, folds: list[tuple[Fold, Tensor | None]], largest: int, seed: int
+    nodes: Tensor | Graph, row: Tensor, folds: list[tuple[Fold, Tensor | None]], largest: int, fewest: int, seed: int
 ) -> Iterator[Region]:
     """Balls around held-out nodes: the farthest of a fold from all that is kept, or any, drawn by their weights."""
     generator = torch.Generator().manual_seed(seed)
     balls = _HopBalls(nodes) if isinstance(nodes, SparseGraph) and nodes.dim == 0 else _Balls(nodes)
     taken, most = 0, PARTS
-    least = min(PART, int(KNOWN * len(row) / int((row >= 0).sum())))
+    given = int((row >= 0).sum())
+    least = max(min(PART, int(KNOWN * len(row) / given)), int(fewest * len(row) / given))
     for turn in range(3 * PARTS):
         fold, distances = folds[turn % len(folds)]
         assert distances is not None

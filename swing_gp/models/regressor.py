@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from typing import Any
 
 import numpy as np
@@ -13,14 +14,15 @@ from sklearn.utils import Tags
 from sklearn.utils.validation import assert_all_finite, check_consistent_length, check_is_fitted, validate_data
 from torch import Tensor
 
-from swing_gp.gp.trend import MEANS
+from swing_gp.gp.trend import MEANS, TrendBasis, too_few
 from swing_gp.models.choice import Task, choose, diffusion, warn_if_useless
-from swing_gp.models.comparison import Comparison
+from swing_gp.models.comparison import Comparison, ModelWarning
 from swing_gp.models.estimator import (
     ARRAYS,
     SCALINGS,
     Inputs,
     checked_unlabeled,
+    in_order,
     load_content,
     plain,
     save_content,
@@ -70,7 +72,10 @@ class GraphGPRegressor(RegressorMixin, BaseEstimator):
     :param ard: one lengthscale for each column: True, False, or None for what the likelihood wants in up to 30 columns (a
         graph kernel then has one).
     :param mean: the trend: ``"constant"``, ``"linear"`` in the inputs, None for the mean of the targets, or ``"auto"`` for what
-        predicts held-out values better (a graph kernel then has a constant). It is estimated by generalised least squares.
+        predicts held-out values better (a graph kernel then has a constant). It is estimated by generalised least squares,
+        wherever values are held out from the others; what is not known of it is part of the deviations. A linear one takes
+        three observations for two coefficients (with fewer a constant is taken, and a warning says so), and ``"auto"`` tries
+        it with ten for each.
     :param neighbors: k of nearest-neighbour graphs.
     :param graph: of a graph kernel: ``"implicit"`` for Gaussian weights, whose lengthscale is learnt; ``"knn"`` for a
         :func:`~swing_gp.knn_graph`, which has none: for many dimensions and uneven densities. ``features``, ``num_features``
@@ -85,7 +90,7 @@ class GraphGPRegressor(RegressorMixin, BaseEstimator):
     :param random_state: a seed or a ``RandomState``, for samples of rows, folds and landmarks.
     :param progress: show progress bars; None for a terminal alone, and for what takes more than a few seconds.
 
-    :ivar selection\_: what was tried, a :class:`~swing_gp.Comparison`: family, settings, seconds, and the
+    :ivar selection\_: what was tried, a :class:`~swing_gp.models.comparison.Comparison`: family, settings, seconds, and the
         root-mean-square error on held-out values in units of the standard deviation of the targets.
     :ivar model\_: the chosen :class:`~swing_gp.models.matern_gp.MaternGP` or :class:`~swing_gp.models.graph_gp.GraphGP`, in
         standardised units; a list of them where targets have their own hyper-parameters.
@@ -139,8 +144,8 @@ class GraphGPRegressor(RegressorMixin, BaseEstimator):
         values are chosen like."""
         self._check_settings()
         self.__dict__.pop("model_", None)  # a fit that is refused below would leave it with the scales of other data
-        x, targets = self._checked(X, y)
-        more = None if X_unlabeled is None else checked_unlabeled(self, X_unlabeled)
+        x, targets = in_order(*self._checked(X, y))
+        more = None if X_unlabeled is None else in_order(checked_unlabeled(self, X_unlabeled))[0]
         warn_of_rounding("X", x, standards("X", x)[1])
         self.y_mean_, deviation, size = standards("y", targets)
         warn_of_rounding("y", targets, deviation)
@@ -148,6 +153,11 @@ class GraphGPRegressor(RegressorMixin, BaseEstimator):
         values = torch.from_numpy((targets - self.y_mean_) / self.y_scale_)
         self.seed_, steps = seed_of(self.random_state), plain(self.max_steps)
         settings = {name: plain(getattr(self, name)) for name in ("scaling", "nu", "ard", "mean", "neighbors")}
+        if settings["mean"] == "linear" and (shortage := too_few(TrendBasis("linear", torch.from_numpy(x)).number, len(x))):
+            warnings.warn(
+                f"{shortage} A constant is taken, under which a process follows slopes too.", ModelWarning, stacklevel=2
+            )
+            settings["mean"] = "constant"
         task = Task(x, more, values, **settings, max_steps=steps, seed=self.seed_, progress=self.progress)
         training = {"steps": steps, "learning_rate": self.learning_rate, "patience": self.patience, "progress": self.progress}
         best, self.selection_ = choose(task, str(self.kernel), self._options(), **training)

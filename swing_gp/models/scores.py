@@ -68,16 +68,22 @@ def _values(totals: Any, weights: Any, criterion: str) -> np.ndarray:
 
 
 def cross_fitted(scores: Sequence[Score]) -> tuple[int, float]:
-    """The best of many candidates, and the mean score in each fold of what is best in the others.
+    """The best of many candidates, and the score to expect of it on other values.
 
-    On few values the best of hundreds is far better than on others. This is what it can be compared by.
+    On few values the best of hundreds is far better than on others. What is best in all folds but one was not chosen by its
+    score in that one, and the mean of such scores is what a choice is worth. But what fails in a fold is best where that fold
+    is left out: of candidates that fail in one fold each, each is chosen for its own, and the mean is worse than the score of
+    any. A choice is expected to be no worse than a draw, so that the median of the candidates is the worst to expect.
     """
     criterion = scores[0].criterion
     choose = np.argmax if criterion == "cosine" else np.argmin
     totals, weights = (np.array([getattr(score, name) for score in scores]) for name in ("totals", "weights"))  # (c, FOLDS)
-    best = int(choose(_values(totals.sum(1), weights.sum(1), criterion)))
+    values = _values(totals.sum(1), weights.sum(1), criterion)
+    best = int(choose(values))
     used = np.flatnonzero(weights[0] > 0)
     if len(used) < 2:
         return best, scores[best].value
     chosen = [choose(_values(totals.sum(1) - totals[:, fold], weights.sum(1) - weights[:, fold], criterion)) for fold in used]
-    return best, float(_values(totals[chosen, used].sum(), weights[chosen, used].sum(), criterion))
+    mean = float(_values(totals[chosen, used].sum(), weights[chosen, used].sum(), criterion))
+    drawn = float(np.sort(values)[len(values) // 2])
+    return best, max(mean, drawn) if criterion == "cosine" else min(mean, drawn)

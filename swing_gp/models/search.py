@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -13,8 +13,11 @@ import torch
 from torch import Tensor
 
 from swing_gp.gp.manifold import EDGES, neighbor_graph
+from swing_gp.gp.trend import independent, trend_basis, untold
 from swing_gp.graphs.graph import Graph
 from swing_gp.graphs.implicit import ImplicitGraph
+from swing_gp.graphs.order import position_order
+from swing_gp.models.alternatives import alternatives_on_coordinates, alternatives_on_graph, equally_likely
 from swing_gp.models.candidates import KAPPAS, LARGE, NEIGHBORS, candidates, series_candidates
 from swing_gp.models.chooser import Chooser, Split
 from swing_gp.models.comparison import CRITERIA, Comparison, Row
@@ -27,8 +30,9 @@ from swing_gp.models.graph_grid import (
     held_out_amplitude,
     solved_score,
 )
-from swing_gp.models.regions import LARGEST_PART, WIDE, regions_of
+from swing_gp.models.regions import LARGEST_PART, WIDE, Region, regions_of
 from swing_gp.models.scores import Score, deviations_of
+from swing_gp.models.settings_posterior import Alternative
 from swing_gp.operators.diffusion_coordinates import DiffusionCoordinates, diffusion_coordinates
 from swing_gp.series.base import Series
 from swing_gp.series.families import Matern, OneStep
@@ -44,6 +48,8 @@ NOISES_OF_MATERN = (1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0)
 EIGENPAIRS, MOST_EXTENDED = 60, 20_000
 # Settings that a search in wide gaps may try for one smoothness, and one that refines.
 SOLVES, REFINED = 10, 16
+# Known values of a part for each coefficient of a linear trend: with fewer, estimating it anew makes scores far worse.
+PER_COEFFICIENT = 5
 # How level the powers on both sides must be for the one between to be tried.
 CLOSE = 1.03
 
@@ -60,6 +66,8 @@ class Selection:
     :ivar model: for the families on coordinates, the GP.
     :ivar amplitude: what functions are multiplied by, for every column, (k,), so that squares of held-out residuals are their
         variances in the mean; None where there is no noise, and for the criterion ``"likelihood"``.
+    :ivar alternatives: kernels of all families that were tried, which deviations are integrated over; none where the chosen
+        family is of graphs and the graph is too large for eigenvalues.
     """
 
     graph: Graph
@@ -68,10 +76,11 @@ class Selection:
     table: Comparison
     model: CoordinateGP | None = None
     amplitude: Tensor | None = None
+    alternatives: Sequence[Alternative] = ()
 
     @property
     def score(self) -> float:
-        """The RMSE or mean cosine of held-out values, or the log marginal likelihood per value."""
+        """The RMSE or mean cosine of held-out values, or the log marginal likelihood per value, of what was chosen."""
         return self.table.chosen.score
 
     @property
@@ -93,27 +102,38 @@ class Search:
         values: Tensor,
         rule: str,
         criterion: str,
-        centered: bool,
+        mean: str | None,
         dense: bool,
         noises: Sequence[float] | None,
         seed: int,
         progress: bool | None,
     ) -> None:
-        self.nodes, self.known, self.rule, self.criterion, self.centered = nodes, known, rule, criterion, centered
+        self.nodes, self.rule, self.criterion = nodes, rule, criterion
         self.noises = None if noises is None else sorted(noises)
         self.points = nodes.points if isinstance(nodes, Graph) else nodes
         self.number, self.progress = len(self.points), progress
+        # Samples of known values are drawn by row.
+        order = position_order(self.points[known] if self.points.shape[1] else known, values)
+        self.known, values = known[order], values[order]
         # In units in which squares neither overflow nor vanish, and columns count alike.
         size = values.abs().max().double()
         self.unit = torch.where(size > 0, size, 1.0)
         if criterion == "rmse" and values.shape[1] > 1:
             self.unit = self.unit * deviations_of(values.double() / self.unit)
         self.values = values.double() / self.unit
-        self.offset = self.values.mean(0) if rule == "gp" and centered else torch.zeros_like(self.values[0])
+        self.mean = mean if rule == "gp" else None
         if len(known) < 2:
             raise ValueError("One known node is too few to choose settings by: give a graph, a series and noise.")
         # Grids of settings want eigenvalues: their regions stay small, however wide gaps are.
-        self.regions = regions_of(nodes, known, largest=WIDE if dense else LARGEST_PART, seed=seed)
+        self.basis = trend_basis(self.mean, self.points, self.known)  # (N, p)
+        fewest = PER_COEFFICIENT * self.basis.shape[1] if self.mean == "linear" else 0
+        regions = regions_of(nodes, self.known, largest=WIDE if dense else LARGEST_PART, fewest=fewest, seed=seed)
+        self.regions = [region for region in (_told(region, self.basis[self.known]) for region in regions) if region.splits]
+        if not self.regions:
+            raise ValueError(
+                f"mean={mean!r} has {self.basis.shape[1]} coefficients, and where known values are held out the others do not "
+                "tell them: use mean='constant', or give a graph, a series and noise."
+            )
         self.wide = any(len(region.nodes) > WIDE for region in self.regions)
         splits = [
             Split(region.rows[region.kept(held)], region.rows[held], weights)
@@ -121,8 +141,9 @@ class Search:
             for held, weights in region.splits
         ]
         self.chooser: Chooser[Callable[[Comparison], Selection]]
-        self.chooser = Chooser(self.points[known], self.values, splits, criterion, self._in_units)
+        self.chooser = Chooser(self.points[self.known], self.values, splits, criterion, self._in_units)
         self.smoothness: dict[float, float] = {}
+        self.alternatives: dict[str, list[Alternative]] = {}
 
     def add(
         self,
@@ -132,8 +153,10 @@ class Search:
         parts: Score | None,
         began: float,
         make: Callable[[Comparison], Selection],
+        expected: float = math.nan,
     ) -> None:
-        self.chooser.add(Row(family, settings, self._in_units(score), time.perf_counter() - began), parts, make)
+        row = Row(family, settings, self._in_units(score), time.perf_counter() - began, self._in_units(expected))
+        self.chooser.add(row, parts, make)
 
     def _in_units(self, score: float) -> float:
         if self.criterion == "cosine":
@@ -143,7 +166,7 @@ class Search:
 
     def best(self) -> Selection:
         make, table = self.chooser.best()
-        return make(table)
+        return replace(make(table), alternatives=equally_likely(self.alternatives, table.chosen.family))
 
     # Matérn GPs on coordinates
 
@@ -173,15 +196,14 @@ class Search:
         for nu in self._wrapped(tried, family):
             began = time.perf_counter()
             with torch.enable_grad():
-                model = fit_coordinates(
-                    self.scaled, coordinates, nu, self.known, self.values, self.regions, centered=self.centered
-                )
+                model = fit_coordinates(self.scaled, coordinates, nu, self.known, self.values, self.regions, mean=self.mean)
             if self.noises is not None:
                 model = model.with_settings({"noise": _nearest(self.noises, model.noise)})
             model, score = self._refined(model)
             if coordinates is None:
                 self.smoothness[nu] = -score.value if CRITERIA[self.criterion] else score.value
             self.add(family, model.settings, score.value, score, began, partial(self._selection, model))
+        self.alternatives[family] = alternatives_on_coordinates(model)
 
     def _refined(self, model: CoordinateGP) -> tuple[CoordinateGP, Score]:
         """Likelihoods know noise that is Gaussian, and one scale for all values. Where values jump, scores know better."""
@@ -231,7 +253,7 @@ class Search:
             settings = [pair for pair in series_candidates(self.number) if isinstance(pair[1], Matern)]
             self.grid("neighbors", settings, NOISES_OF_MATERN, graph=graph)
             return
-        basis, noises = self._basis(), self.noises or NOISES_OF_MATERN
+        noises = self.noises or NOISES_OF_MATERN
         best, scores = {"kappa": 30.0, "noise": _nearest(noises, 1e-2)}, dict[float, float]()
 
         def descended(nu: float, budget: int) -> None:
@@ -239,7 +261,7 @@ class Search:
             began = time.perf_counter()
 
             def score(kappa: float, noise: float) -> Score:
-                return solved_score(graph, self.regions, self.values, basis, Matern(nu, kappa), noise, self.criterion)
+                return solved_score(graph, self.regions, self.values, self.basis, Matern(nu, kappa), noise, self.criterion)
 
             found, parts = self._descended(score, {"kappa": KAPPAS, "noise": noises}, best, budget)
             series, noise = Matern(nu, found["kappa"]), found["noise"]
@@ -256,11 +278,8 @@ class Search:
     def _on_graph(self, graph: Graph, series: Series, noise: float | None, table: Comparison) -> Selection:
         if noise is None or self.criterion == "likelihood":
             return Selection(graph, series, noise, table)
-        amplitude = held_out_amplitude(graph, series, noise, self.regions, self.values, self._basis())
+        amplitude = held_out_amplitude(graph, series, noise, self.regions, self.values, self.basis)
         return Selection(graph, series, noise, table, amplitude=amplitude * self.unit)
-
-    def _basis(self) -> Tensor:  # (N, 0 or 1)
-        return torch.ones(self.number, 1 if self.centered else 0, dtype=torch.float64)
 
     def implicit(self) -> None:
         if not self.wide:
@@ -280,9 +299,9 @@ class Search:
         noises = self.noises or noises or (NOISES if self.number <= LARGE else NOISES_IF_LARGE)
         options: Sequence[float | None] = noises if self.rule == "gp" else (None,)
         nodes = self.nodes if graph is None else graph
-        position, option, score, parts = best_of_grid(
-            nodes, self.regions, self.values, settings, options, rule=self.rule, criterion=self.criterion, offset=self.offset,
-            normalization=normalization, wrap=lambda work: self._wrapped(work, family),
+        position, option, expected, parts = best_of_grid(
+            nodes, self.regions, self.values, settings, options, rule=self.rule, criterion=self.criterion,
+            basis=self.basis[self.known], normalization=normalization, wrap=lambda work: self._wrapped(work, family),
         )  # fmt: skip
         (edge, series), noise = settings[position], options[option]
         if isinstance(nodes, Graph):
@@ -292,10 +311,20 @@ class Search:
             chosen = ImplicitGraph(nodes, edge, normalization)
         described: dict[str, Any] = {"series": repr(series)} | ({} if edge is None else {"edge": repr(edge)})
         described |= {} if noise is None else {"noise": noise}
-        self.add(family, described, score, parts, began, lambda table: self._on_graph(chosen, series, noise, table))
+        self.alternatives[family] = alternatives_on_graph(nodes, settings, normalization)
+        score, make = expected if parts is None else parts.value, partial(self._on_graph, chosen, series, noise)
+        self.add(family, described, score, parts, began, make, expected)
 
     def _wrapped(self, work: list, description: str) -> Iterable:
         return progress_bar(work, f"choose: {description}", self.progress)
+
+
+def _told(region: Region, basis: Tensor) -> Region:  # (n, p)
+    """A region with those of its splits in which kept values tell the whole trend."""
+    orthonormal = independent(basis[region.rows])
+    whole = orthonormal.shape[1] == basis.shape[1]
+    splits = [split for split in region.splits if whole and not untold(orthonormal, split[0]).numel()]
+    return replace(region, splits=tuple(splits))
 
 
 def _nearest(noises: Sequence[float], noise: float) -> float:

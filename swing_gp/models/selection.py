@@ -16,6 +16,7 @@ Known values are held out so that their distances to kept ones are distributed l
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -24,17 +25,53 @@ import torch
 from torch import Tensor
 
 from swing_gp.graphs.graph import Graph
-from swing_gp.models.candidates import candidates, series_candidates
+from swing_gp.models.candidates import candidates, has_one_sign, series_candidates
 from swing_gp.models.comparison import CRITERIA, HARDLY
 from swing_gp.models.graph_grid import Setting
 from swing_gp.models.scores import deviations_of
 from swing_gp.models.search import MOST_EXTENDED, Search, Selection
-from swing_gp.utils.validation import check_choice
+from swing_gp.series.base import Series
+from swing_gp.utils.validation import check_choice, check_count
 
 RULES = ("gp", "paper", "normalized")
 FAMILIES = ("coordinates", "extended", "neighbors", "implicit")
+# The least noise variance over that of the prior, to whose rounding it would be lost.
+LEAST_NOISE = torch.finfo(torch.float64).eps
 # More columns than this share their settings, whatever they want.
 MOST_COLUMNS = 8
+
+
+def check_noise(name: str, noise: float) -> None:
+    """Refuse a noise variance, over the prior variance, under which a GP would learn nothing, or with which rounding does."""
+    if not LEAST_NOISE <= noise < math.inf:
+        raise ValueError(
+            f"{name} must be finite and at least {LEAST_NOISE:.2g}, the rounding of the prior variance that it is relative to, "
+            f"got {noise!r}; leave it out to have it chosen."
+        )
+
+
+def _check(
+    rule: str, families: Sequence[str], settings: Sequence[Setting] | None, noises: Sequence[float] | None, seed: int
+) -> None:
+    """Refuse what cannot be tried."""
+    for family in families:
+        check_choice("families", family, FAMILIES)
+    for noise in noises or ():
+        check_noise("noises", noise)
+    for _, series in settings or ():
+        check_weights("settings", series, rule)
+    check_count("seed", seed, minimum=0)
+    if settings is not None and len(settings) == 0:
+        raise ValueError("settings must hold at least one pair of an edge function and a series.")
+
+
+def check_weights(name: str, series: Series, rule: str) -> None:
+    """Refuse a kernel of both signs where it is to weigh a mean."""
+    if rule == "normalized" and not has_one_sign(series):
+        raise ValueError(
+            f"rule='normalized' takes weighted means, and {series!r} has weights of both signs: use rule='gp', or {name} "
+            "without negative coefficients, such as Diffusion and Matern."
+        )
 
 
 @torch.no_grad()
@@ -45,7 +82,7 @@ def select(
     *,
     rule: str = "gp",
     criterion: str = "rmse",
-    centered: bool = True,
+    mean: str | None = "constant",
     families: Sequence[str] = FAMILIES,
     settings: Sequence[Setting] | None = None,
     normalization: str | None = "symmetric",
@@ -60,16 +97,19 @@ def select(
     :param known: ids of the known nodes, (n,).
     :param values: their values, (n, k). Nothing else is looked at.
     :param rule: which rule will be used: ``"gp"``, ``"paper"`` or ``"normalized"``.
-    :param criterion: ``"rmse"``, or ``"cosine"`` where values are directions; for the GP also ``"likelihood"``, with the
-        amplitude that makes it largest. Several columns are in units of their deviations.
-    :param centered: for the GP, whether it has a constant mean; no for directions.
+    :param criterion: ``"rmse"``, or ``"cosine"`` where values are directions; for the GP also the restricted ``"likelihood"``,
+        with the amplitude that makes it largest. Several columns are in units of their deviations.
+    :param mean: for the GP, its trend: ``"constant"``, ``"linear"``, or None for directions. It is estimated anew wherever
+        values are held out, from the kept ones.
     :param families: which of the above to try, for points, the GP and criteria other than the likelihood; otherwise it is the
         implicit or the given graph.
-    :param settings: try only these pairs of an edge function and a series (for a graph, of None and a series).
+    :param settings: try only these pairs of an edge function and a series (for a graph, of None and a series). For
+        ``"normalized"`` series have no negative coefficients.
     :param normalization: as of :class:`~swing_gp.ImplicitGraph`, for settings.
     :param noises: noise variances to try, over the mean prior variance.
     :param time_limit: begin no further family after this many seconds; None for no limit.
-    :param seed: of folds and regions.
+    :param seed: of folds and regions, which go with the points whatever their order; nodes of a graph without coordinates are
+        known by their ids.
     :param progress: show progress bars; by default on a terminal, for what takes more than a few seconds.
 
     >>> import torch
@@ -81,17 +121,16 @@ def select(
     """
     check_choice("rule", rule, RULES)
     check_choice("criterion", criterion, tuple(CRITERIA) if rule == "gp" else ("rmse", "cosine"))
-    for family in families:
-        check_choice("families", family, FAMILIES)
-    if settings is not None and len(settings) == 0:
-        raise ValueError("settings must hold at least one pair of an edge function and a series.")
+    _check(rule, families, settings, noises, seed)
     if settings is None and isinstance(points, Graph):
         settings = series_candidates(points.num_nodes)
     only_grid = settings is not None or rule != "gp" or criterion == "likelihood"
     dense = only_grid or set(families) == {"implicit"}
-    search = Search(points, known, values, rule, criterion, centered, dense, noises, seed, progress)
+    search = Search(points, known, values, rule, criterion, mean, dense, noises, seed, progress)
     if only_grid:
-        search.grid("graph", candidates(search.points) if settings is None else settings, normalization=normalization)
+        if settings is None:
+            settings = [pair for pair in candidates(search.points) if rule != "normalized" or has_one_sign(pair[1])]
+        search.grid("graph", settings, normalization=normalization)
         return search.best()
     start = time.perf_counter()
     for family in FAMILIES:
@@ -128,6 +167,6 @@ def select_each(
         return []
     found = [select(points, known, column, criterion=criterion, families=(family,), **words) for column in columns]
     # In units of the deviations, as the score of several columns is.
-    scores = [own.score / unit for own, unit in zip(found, deviations_of(values).tolist(), strict=True)]
+    scores = [own.table.chosen.expected / unit for own, unit in zip(found, deviations_of(values).tolist(), strict=True)]
     apart = (sum(score**2 for score in scores) / len(scores)) ** 0.5
-    return found if apart < HARDLY * together.score else []
+    return found if apart < HARDLY * together.table.chosen.expected else []

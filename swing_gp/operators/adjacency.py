@@ -18,7 +18,7 @@ from swing_gp.operators.matrix_free import MatrixFreeLinearOperator
 class AdjacencyLinearOperator(GraphOperator, MatrixFreeLinearOperator):
     r"""W, :math:`P = D^{-1} W` or :math:`\tilde W = D^{-1/2} W D^{-1/2}` as the graph's ``normalization`` says.
 
-    Made by :func:`adjacency`. Gradients reach the points, the edge parameters and the degrees.
+    Made by :func:`~swing_gp.adjacency`. Gradients reach the points, the edge parameters and the degrees.
 
     :param log_degree: logarithms of the degrees of the nodes, (N,).
     :param residual: what is added to the diagonal of the features' W, (N,); zeros where there is nothing.

@@ -40,7 +40,7 @@ CONSTANT = 1e-8
 
 
 class DiffusionCoordinates:
-    """Eigenfunctions of a graph and how to weigh them. Made by :func:`diffusion_coordinates`; immutable.
+    """Eigenfunctions of a graph and how to weigh them. Made by :func:`~swing_gp.diffusion_coordinates`; immutable.
 
     :ivar graph: the graph.
     :ivar rates: :math:`l_k` without that of the constant function, rising, (K,), float64.
@@ -111,7 +111,7 @@ class DiffusionCoordinates:
 
 
 def diffusion_coordinates(graph: Graph, num: int = 60, *, seed: int | torch.Generator = 0) -> DiffusionCoordinates:
-    """The leading eigenfunctions of a graph as :class:`DiffusionCoordinates`.
+    """The leading eigenfunctions of a graph as :class:`~swing_gp.operators.diffusion_coordinates.DiffusionCoordinates`.
 
     :param graph: any graph with ``normalization`` ``"symmetric"`` or ``"random_walk"`` whose nodes have points.
     :param num: the most to take, constants included. Fewer are taken where that would cut an eigenspace in two, or where

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from linear_operator.operators import LinearOperator
 
@@ -9,7 +11,10 @@ from swing_gp.features import FeatureMap
 from swing_gp.features.auto import choose_features
 from swing_gp.graphs.graph import Graph
 from swing_gp.graphs.implicit import ImplicitGraph
-from swing_gp.operators.collapsed import collapsed_kernel
+from swing_gp.operators.grid_kernel import grid_kernel
+from swing_gp.operators.low_rank_kernel import low_rank_kernel
+from swing_gp.operators.polynomial_kernel import polynomial_kernel
+from swing_gp.operators.precision_kernel import sparse_kernel
 from swing_gp.operators.swing import swing_kernel
 from swing_gp.operators.walks import Walks
 from swing_gp.series.base import Series
@@ -75,6 +80,22 @@ def graph_kernel(
         operator = swing_kernel(chosen, series, walks, generator=generator, tol=1e-4 if tol is None else tol)
     operator.info = info
     return operator
+
+
+def collapsed_kernel(features: FeatureMap, series: Series, tol: float | None = None) -> Any:
+    """The kernel of a feature map on all nodes, without walks.
+
+    :param tol: relative tolerance of a polynomial where one is needed; machine precision if None.
+    """
+    if features.form == "modes":  # also of a small grid, which becomes one of low rank
+        series.check_smooth()
+    features = features.simplified()
+    make: Any
+    if features.form == "polynomial":
+        make = sparse_kernel if features.sparse else polynomial_kernel
+        return make(features, series, tol)
+    make = {"low rank": low_rank_kernel, "modes": grid_kernel}[features.form]
+    return make(features, series)
 
 
 def check_request(walks: Walks | None, tol: float | None, num_features: int | None) -> None:

@@ -29,7 +29,7 @@ POWER_STEPS = 100
 
 
 class GRFLinearOperator(MatrixFreeLinearOperator):
-    r"""The kernel of sparse graph random features, :math:`\Xi_1 \Xi_2^\top`. Made by :func:`grf_kernel`.
+    r"""The kernel of sparse graph random features, :math:`\Xi_1 \Xi_2^\top`. Made by :func:`~swing_gp.grf_kernel`.
 
     :param left: the values of :math:`\Xi_1`.
     :param right: the values of :math:`\Xi_2`, for independent walks; without it :math:`\Xi_2 = \Xi_1`, and K is PSD.

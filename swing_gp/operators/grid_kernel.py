@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -28,14 +29,14 @@ from swing_gp.features.pairwise import PairwiseFeatures
 from swing_gp.graphs.inputs import Inputs, nodes_of
 from swing_gp.linalg.gram import white_noise
 from swing_gp.linalg.polynomial import clenshaw
+from swing_gp.linalg.structure import LowRank, Modes, Products, Structure, Waves
 from swing_gp.linalg.toeplitz import padded_grid, symbol_of, toeplitz_product
 from swing_gp.operators.estimated_diagonal import estimated_diagonal
-from swing_gp.operators.kernel_block import MatrixFreeKernel, Places
+from swing_gp.operators.kernel_block import MatrixFreeKernel
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
-from swing_gp.operators.mode_solver import mode_solver
 from swing_gp.operators.preconditioning import LandmarkApproximation
-from swing_gp.operators.regimes import EXACT_DIAGONAL
 from swing_gp.series.base import Series
+from swing_gp.solvers.sizes import EXACT_DIAGONAL
 
 # Relative standard errors of an estimated diagonal beyond which who asked for it is told.
 VISIBLE_ERROR = 0.01
@@ -45,7 +46,7 @@ ROOT_TOL = {torch.float32: 1e-5, torch.float64: 1e-8}
 
 
 class GridKernelLinearOperator(MatrixFreeKernel):
-    r"""The collapsed kernel of a :class:`FourierGrid`. Made by :func:`~swing_gp.operators.grid_kernel.grid_kernel`.
+    r"""The collapsed kernel of a :class:`~swing_gp.FourierGrid`. Made by :func:`~swing_gp.operators.grid_kernel.grid_kernel`.
 
     Gradients reach the mode weights (and through them the lengthscale), the degrees and the series.
 
@@ -93,7 +94,7 @@ class GridKernelLinearOperator(MatrixFreeKernel):
         modes = clenshaw(self._step, self.coefficients, self.interval, columns.to_modes(rhs))
         return rows.to_points(self.features.fold * self.weights * modes)
 
-    def between(self, rows: Places, columns: Places, leading: Tensor, second: Tensor) -> Callable[[Tensor], Tensor]:
+    def between(self, rows: Inputs, columns: Inputs, leading: Tensor, second: Tensor) -> Callable[[Tensor], Tensor]:
         """Products through the modes, and with the weights between points that no node reaches."""
         x, y = rows.points, columns.points
         ours, theirs = self.features.prepare(x), self.features.prepare(y)
@@ -156,14 +157,41 @@ class GridKernelLinearOperator(MatrixFreeKernel):
         """T B on the kept modes: to the uniform grid, times 1/d, and back."""
         return toeplitz_product(self.symbol, self.weights * modes)
 
-    # Solves among the modes
+    # Structure
 
-    def solver_of(self, nodes: Any, scale: Tensor, noise: Tensor) -> Any:
-        ids = torch.arange(self.graph.num_nodes)[nodes]
-        return self.solver_at(nodes_of(self.graph.points, ids), self.scales[0][ids], scale, self.identity, noise)
+    def structure(self) -> Structure:
+        nodes = nodes_of(self.graph.points.detach(), torch.arange(self.graph.num_nodes))
+        nodes = nodes.following(nodes.points, self.scales[0])
+        products = replace(self.products(), close=self._close)
+        return self.structure_at(products, nodes, torch.ones((), dtype=self.dtype))
 
-    def solver_at(self, inputs: Inputs, scale: Tensor, outputscale: Tensor, identity: Tensor, noise: Tensor) -> Any:
-        return mode_solver(self, inputs, scale, outputscale, identity, noise)
+    def structure_at(self, products: Products, inputs: Inputs, scale: Tensor) -> Structure:
+        definite = self.graph.positive_definite and self.asymmetry is None and float(scale.detach()) > 0
+        if not definite or inputs.points.requires_grad or self.features.reached(inputs.points) is not None:
+            return products
+        weighed = scale.sqrt() * inputs.scale
+        identity = scale.double() * self.identity.double().squeeze()
+        return Modes(
+            **vars(products), waves=self.waves, points=inputs.points, keys=inputs.keys, scale=weighed, identity=identity
+        )
+
+    @property
+    def waves(self) -> Waves:
+        """The prior of the kernel among its modes."""
+        features = self.features
+        return Waves(
+            modes=lambda: features.coordinates,
+            weights=self.weights,
+            symbol=self.symbol,
+            coefficients=self.coefficients,
+            interval=self.interval,
+            tol=features.tol,
+            frame=features.frame,
+            transform=lambda points, stretch: features.transform(points, stretch=stretch, precise=True),
+        )
+
+    def _close(self, noise: Tensor) -> LowRank | None:
+        return self._control.kernel.add_diagonal(noise).structure() if self._control.helps(self, float(noise.min())) else None
 
     # The diagonal
 
@@ -229,9 +257,6 @@ class GridKernelLinearOperator(MatrixFreeKernel):
         self, initial_vectors: Tensor | None = None, test_vectors: Tensor | None = None, method: str | None = None
     ) -> LinearOperator:
         return RootLinearOperator(self._of_function(torch.rsqrt))
-
-    def precondition(self, noise: Tensor) -> LowRankPlusDiagonal | None:
-        return self._control.kernel.add_diagonal(noise) if self._control.helps(self, float(noise.min())) else None
 
 
 def grid_kernel(features: FourierGrid, series: Series) -> GridKernelLinearOperator:

@@ -32,7 +32,7 @@ FOREIGN_FUNCTION = (
 )
 
 
-class _Product(Matmul):
+class _OperatorProduct(Matmul):
     """A product, the derivative of whose backward pass linear_operator leaves out."""
 
     @staticmethod
@@ -55,16 +55,12 @@ class Indexed(LinearOperator):
         if isinstance(other, LinearOperator):
             return super().matmul(other)
         _matmul_broadcast_shape(self.shape, other.shape)
-        return _Product.apply(self.representation_tree(), other, *self.representation())
+        return _OperatorProduct.apply(self.representation_tree(), other, *self.representation())
 
     def _bilinear_derivative(self, left_vecs: Tensor, right_vecs: Tensor) -> tuple[Tensor | None, ...]:
         # For functions of linear_operator, which keep intermediate results without their derivatives.
         found = super()._bilinear_derivative(left_vecs, right_vecs)
         return refused(FOREIGN_FUNCTION, found, (*self.representation(), left_vecs, right_vecs))
-
-    def precondition(self, noise: Tensor) -> Any:
-        """A matrix close to this one plus the noise that is solved with in closed form, if there is one."""
-        return None
 
     def inv_quad(self, inv_quad_rhs: Tensor, reduce_inv_quad: bool = True) -> Tensor:
         return self.inv_quad_logdet(inv_quad_rhs, reduce_inv_quad=reduce_inv_quad)[0]

@@ -9,7 +9,7 @@ through the two verbs,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -17,30 +17,17 @@ import torch
 from linear_operator.operators import LinearOperator
 from torch import Tensor
 
-from swing_gp.graphs.inputs import Inputs
+from swing_gp.graphs.inputs import Inputs, nodes_of
+from swing_gp.linalg.coincident import groups_of, sum_of_equals
 from swing_gp.linalg.gram import white_noise
+from swing_gp.linalg.structure import LowRank, Products, Structure
 from swing_gp.operators.batch import Batch
-from swing_gp.operators.coincident import groups_of, sum_of_equals
 from swing_gp.operators.diagnostics import GraphOperator
 from swing_gp.operators.estimated_diagonal import estimated_diagonal
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 from swing_gp.operators.matrix_free import COLUMNS, MatrixFreeLinearOperator, Submatrix
-from swing_gp.operators.regimes import EXACT_DIAGONAL
 from swing_gp.series.base import Series
-
-
-@dataclass(frozen=True)
-class Places:
-    """Where rows or columns of a block are, on or off the graph.
-
-    :ivar points: (n, d).
-    :ivar scale: s, (n,).
-    :ivar nodes: node ids, (n,), and -1 off the graph.
-    """
-
-    points: Tensor
-    scale: Tensor
-    nodes: Tensor
+from swing_gp.solvers.sizes import EXACT_DIAGONAL
 
 
 class MatrixFreeKernel(GraphOperator, MatrixFreeLinearOperator):
@@ -56,7 +43,7 @@ class MatrixFreeKernel(GraphOperator, MatrixFreeLinearOperator):
 
     @cached_property
     def can_sample(self) -> bool:
-        """Whether the kernel has a root: a series that is zero on the spectrum has none that a polynomial follows."""
+        """True where the kernel has a root: a series that is zero on the spectrum has none that a polynomial follows."""
         try:
             return self.asymmetry is None and self.root_decomposition() is not None
         except ValueError:
@@ -88,27 +75,27 @@ class MatrixFreeKernel(GraphOperator, MatrixFreeLinearOperator):
         log_degree = features.log_degree()[inputs.nodes] if inputs.on_graph else features.extended_log_degree(inputs.points)
         return (-0.5 * log_degree).exp()
 
-    def solver_at(self, inputs: Inputs, scale: Tensor, outputscale: Tensor, identity: Tensor, noise: Tensor) -> Any:
-        """What solves with a multiple of the kernel at inputs, plus noise, in a way of its own; None for conjugate gradients.
+    def structure(self) -> Structure:
+        nodes = nodes_of(self.graph.points.detach(), torch.arange(self.graph.num_nodes, device=self.device))
+        return self.structure_at(self.products(), nodes, torch.ones((), dtype=self.dtype, device=self.device))
 
-        :param scale: s at the inputs.
-        :param identity: :math:`\\alpha_0`.
+    def structure_at(self, products: Products, inputs: Inputs, scale: Tensor) -> Structure:
+        """The structure of a multiple of the kernel at inputs.
+
+        :param products: the multiple by its products.
+        :param inputs: with s as their scale.
         """
-        return None
+        return products
 
     def second_coefficients(self) -> Tensor:
-        """What :meth:`between` needs of the series, as a tensor of its own so that gradients reach it."""
+        """Coefficients that :meth:`between` needs, as a tensor of its own so that gradients reach it."""
         return self.series.coefficients(1)[:0].to(self.dtype)
 
     def exact_diagonal(self, number: int) -> bool:
-        """Whether so many entries of the diagonal are computed exactly, by a product for each."""
+        """Decide if so many entries of the diagonal are computed exactly, by a product for each."""
         return number <= EXACT_DIAGONAL
 
-    def covariance_solver(self, block: KernelBlock, noise: Tensor) -> Any:
-        """What solves with a block of covariances plus noise otherwise than by products, if there is such a way."""
-        return None
-
-    def between(self, rows: Places, columns: Places, leading: Tensor, second: Tensor) -> Callable[[Tensor], Tensor]:
+    def between(self, rows: Inputs, columns: Inputs, leading: Tensor, second: Tensor) -> Callable[[Tensor], Tensor]:
         """Products with the kernel beyond its identity part between any points.
 
         :param leading: :math:`\\alpha_0, \\alpha_1`.
@@ -137,12 +124,8 @@ class KernelBlock(MatrixFreeLinearOperator):
     def _size(self) -> torch.Size:
         return torch.Size((len(self.inputs[0]), len(self.inputs[1])))
 
-    @property
-    def dense_up_to(self) -> int:  # type: ignore[override]
-        return self.base.dense_up_to
-
     def _replace(self, *tensors: Tensor, inputs: tuple[Inputs, Inputs] | None = None) -> KernelBlock:
-        """The same kernel with other x, y, left, right and outputscale."""
+        """This kernel with other x, y, left, right and outputscale."""
         options: dict[str, Any] = {**self._kwargs, "inputs": inputs or self.inputs}
         return self.__class__(self.base, *tensors, self.leading, self.second, **options)
 
@@ -162,8 +145,28 @@ class KernelBlock(MatrixFreeLinearOperator):
     @cached_property
     def _between(self) -> Callable[[Tensor], Tensor]:
         """Products between the points themselves; neighbours and transforms are found once for all of them."""
-        rows, columns = Places(self.x, self.left, self.inputs[0].nodes), Places(self.y, self.right, self.inputs[1].nodes)
-        return self.base.between(rows, columns, self.leading, self.second)
+        return self.base.between(self.row_inputs, self.column_inputs, self.leading, self.second)
+
+    @property
+    def row_inputs(self) -> Inputs:
+        """The rows, with gradients."""
+        return self.inputs[0].following(self.x, self.left)
+
+    @property
+    def column_inputs(self) -> Inputs:
+        """The columns, with gradients."""
+        return self.inputs[1].following(self.y, self.right)
+
+    def of_rows(self) -> KernelBlock:
+        """The covariance of the rows."""
+        rows = self.inputs[0]
+        return self._replace(self.x, self.x, self.left, self.left, self.outputscale, inputs=(rows, rows))
+
+    def structure(self) -> Structure:
+        products = replace(self.products(), close=self._close)
+        if not self.inputs[0].same_as(self.inputs[1]):
+            return products
+        return self.base.structure_at(products, self.row_inputs, self.outputscale)
 
     @cached_property
     def _groups(self) -> tuple[Tensor, Tensor]:
@@ -203,7 +206,7 @@ class KernelBlock(MatrixFreeLinearOperator):
 
     @property
     def can_sample(self) -> bool:
-        """Whether the kernel can be sampled at these inputs without a dense root: off the graph, that of a list cannot."""
+        """True where the kernel can be sampled at these inputs without a dense root: off the graph, that of a list cannot."""
         return self.base.can_sample and (self.between_nodes or self.base.can_sample_anywhere)
 
     def prior_samples(self, other: KernelBlock, number: int, generator: torch.Generator | None = None) -> Tensor:
@@ -224,22 +227,13 @@ class KernelBlock(MatrixFreeLinearOperator):
             return self.dense_root() @ white_noise(self, self.shape[-1], number, generator=generator)
         return self.prior_samples(self._getitem(slice(0, 0), slice(0, 0)), number, generator)
 
-    def precision_solver(self, noise: Tensor) -> Any:
-        return self.base.covariance_solver(self, noise)
-
-    def solver_of(self, nodes: Any, scale: Tensor, noise: Tensor) -> Any:
-        if not self.inputs[0].same_as(self.inputs[1]):
-            return None
-        inputs, own = self.inputs[0][nodes], (scale * self.outputscale, self.leading[0])
-        return self.base.solver_at(inputs, self.left[nodes], *own, noise)
-
-    def precondition(self, noise: Tensor) -> LowRankPlusDiagonal | None:
+    def _close(self, noise: Tensor) -> LowRank | None:
         """The landmark kernel plus the noise, where it is close enough to help; repeated inputs go without."""
         least = float(noise.min() / self.outputscale.detach())
         if not self.inputs[0].distinct or not self.landmarks.helps(self.base, least):
             return None
         close = self.landmark_approximation()
-        return None if close is None else close.add_diagonal(noise)
+        return None if close is None else close.add_diagonal(noise).structure()
 
 
 class KernelBlocks(Batch):
@@ -269,8 +263,8 @@ class KernelBlocks(Batch):
         index = (slice(start * s[-1], stop * s[-1]) if len(s) > 1 else slice(None) for s in (self.rows, self.columns))
         return self.whole._getitem(*index)
 
-    def elements(self) -> list[Any]:
-        return [self.part(i, i + 1) for i in range(self.batch_shape.numel())]
+    def distinct(self) -> tuple[list[Any], Tensor]:
+        return [self.part(i, i + 1) for i in range(self.batch_shape.numel())], self._places()
 
     def _matmul(self, rhs: Tensor) -> Tensor:
         if rhs.dim() == 2 and len(self.columns) == 1:

@@ -19,16 +19,17 @@ from linear_operator.operators import (
 from linear_operator.utils.memoize import cached
 from torch import Tensor
 
-from swing_gp.linalg.gram import cross_gram, white_noise
+from swing_gp.linalg.coincident import OwnPart, num_groups, per_group, sum_of_equals
+from swing_gp.linalg.gram import white_noise
 from swing_gp.linalg.reducer import LOCAL, Reducer
-from swing_gp.operators.coincident import num_groups, per_group, sum_of_equals
-from swing_gp.operators.indexing import Indexed
+from swing_gp.linalg.structure import Products, Structure
+from swing_gp.operators.base import Structured
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 from swing_gp.operators.matrix_free import submatrix
 from swing_gp.utils.validation import check_rhs
 
 
-class Grouped(Indexed):
+class Grouped(Structured):
     """A matrix with groups of inputs, which share the batch of its tensors.
 
     They come in a tuple of their own, because linear_operator changes the dtype of tensors.
@@ -82,13 +83,12 @@ class LowRankPlusGroups(Grouped, LowRankPlusDiagonal):
         """d of the group of every input."""
         return self.shared.gather(-1, self.group)
 
-    def _group_sum(self, values: Tensor) -> Tensor:  # (*batch, n, k) -> (*batch, n, k)
-        """For every input the sum over its group."""
-        return sum_of_equals(self.group, self.group, values)
+    @property
+    def own(self) -> OwnPart:
+        return OwnPart(self.diag, self._member, self.group)
 
-    def _times_diagonal(self, x: Tensor) -> Tensor:
-        x = x.expand(*torch.broadcast_shapes(self.batch_shape, x.shape[:-2]), *x.shape[-2:])
-        return super()._times_diagonal(x) + self._member.unsqueeze(-1) * self._group_sum(x)
+    def _times_own(self, x: Tensor) -> Tensor:
+        return self.own.times(x)
 
     def _diagonal(self) -> Tensor:
         return super()._diagonal() + self._member
@@ -97,26 +97,6 @@ class LowRankPlusGroups(Grouped, LowRankPlusDiagonal):
         entries = super()._get_indices(row_index, col_index, *batch_indices)
         rows, columns = self.group[(*batch_indices, row_index)], self.group[(*batch_indices, col_index)]
         return entries + self._member[(*batch_indices, row_index)] * (rows == columns)
-
-    # The block-diagonal part R + P D P^T
-
-    def _group_information(self) -> Tensor:  # (*batch, n)
-        r""":math:`1^\top R^{-1} 1` of the group of every input."""
-        return self._group_sum((1 / self._full_diag()).unsqueeze(-1)).squeeze(-1)
-
-    def _inverse_of_diagonal(self, x: Tensor) -> Tensor:
-        inverse = x / self._full_diag().unsqueeze(-1)
-        share = self._member / ((1 + self._member * self._group_information()) * self._full_diag())
-        return inverse - share.unsqueeze(-1) * self._group_sum(inverse)
-
-    def _gram(self) -> Tensor:
-        product = cross_gram(self.factor, self._inverse_of_diagonal(self.factor))
-        return 0.5 * (product + product.mT)
-
-    def _logdet_of_diagonal(self) -> Tensor:
-        total = self._group_information()
-        size = self._group_sum(torch.ones_like(total).unsqueeze(-1)).squeeze(-1)
-        return (self._full_diag().double().log() + (self._member * total).double().log1p() / size).sum(-1)
 
     # Roots
 
@@ -190,6 +170,9 @@ class LowRankCross(Grouped):
         return self.left @ small.to(self.left.dtype) + self.matches(rhs)
 
     inv_quad = LinearOperator.inv_quad  # it has no inv_quad_logdet of its own
+
+    def structure(self) -> Structure:
+        return Products(size=self.shape[-1], product=self._matmul, like=self.left[:0])
 
     @property
     def any_matches(self) -> bool:

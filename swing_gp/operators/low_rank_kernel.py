@@ -23,8 +23,8 @@ from torch import Tensor
 
 from swing_gp.features.base import DenseFeatures, FeatureMap
 from swing_gp.graphs.inputs import Inputs
+from swing_gp.linalg.coincident import groups_of, per_group
 from swing_gp.linalg.gram import symmetric_function
-from swing_gp.operators.coincident import groups_of, per_group
 from swing_gp.operators.diagnostics import GraphOperator
 from swing_gp.operators.low_rank_covariance import LowRankCross, LowRankPlusGroups
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
@@ -35,7 +35,10 @@ LARGE_LOOP = 0.5
 
 
 class FeatureKernelLinearOperator(GraphOperator, LowRankPlusDiagonal):
-    """A graph kernel with dense features, in closed form. Principal blocks are plain :class:`LowRankPlusDiagonal`."""
+    """A graph kernel with dense features, in closed form.
+
+    Principal blocks are plain :class:`~swing_gp.operators.low_rank_plus_diagonal.LowRankPlusDiagonal`.
+    """
 
     series: Series
 

@@ -6,7 +6,6 @@ an indefinite one (which is why ``LowRankRootAddedDiagLinearOperator`` cannot ho
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,19 +22,21 @@ from linear_operator.operators import (
 from linear_operator.utils.memoize import cached
 from torch import Tensor
 
-from swing_gp.linalg.gram import cross_gram, gram, white_noise
+from swing_gp.linalg.coincident import OwnPart
+from swing_gp.linalg.gram import white_noise
 from swing_gp.linalg.reducer import LOCAL, Reducer
-from swing_gp.linalg.woodbury import Woodbury
-from swing_gp.operators.indexing import Indexed
+from swing_gp.linalg.structure import LowRank
+from swing_gp.operators.base import Structured
 from swing_gp.operators.matrix_free import submatrix, sum_of
-from swing_gp.operators.regimes import is_dense
+from swing_gp.solvers.sizes import is_dense
+from swing_gp.solvers.woodbury import square_root
 from swing_gp.utils.validation import check_rhs
 
 
-class LowRankPlusDiagonal(Indexed):
+class LowRankPlusDiagonal(Structured):
     r"""The symmetric matrix :math:`D + W C W^\top`.
 
-    Solves and log-determinants are those of :mod:`swing_gp.linalg.woodbury`. W may be float32; every k x k matrix is float64.
+    Solves and log-determinants are those of :mod:`swing_gp.solvers.woodbury`. W may be float32; every k x k matrix is float64.
 
     :param factor: W, (\*batch, N, k).
     :param core: C, (\*batch, k, k), symmetric.
@@ -90,9 +91,9 @@ class LowRankPlusDiagonal(Indexed):
         if rhs.dim() == 1:
             return self._matmul(rhs.unsqueeze(-1)).squeeze(-1)
         small = self.core @ self.shards.sum(self.factor.mT @ rhs, "product").to(self.core.dtype)
-        return self._times_diagonal(rhs) + self.factor @ small.to(self.factor.dtype)
+        return self._times_own(rhs) + self.factor @ small.to(self.factor.dtype)
 
-    def _times_diagonal(self, x: Tensor) -> Tensor:  # (*batch, N, c) -> (*batch, N, c)
+    def _times_own(self, x: Tensor) -> Tensor:  # (*batch, N, c) -> (*batch, N, c)
         """D x."""
         return self.diag.unsqueeze(-1) * x
 
@@ -125,7 +126,7 @@ class LowRankPlusDiagonal(Indexed):
     def to_dense(self) -> Tensor:
         self.shards.refuse("A dense matrix")
         eye = torch.eye(self.shape[-1], dtype=self.dtype, device=self.device)
-        return self.factor @ self.core.to(self.factor.dtype) @ self.factor.mT + self._times_diagonal(eye)
+        return self.factor @ self.core.to(self.factor.dtype) @ self.factor.mT + self._times_own(eye)
 
     # Algebra that keeps the structure
 
@@ -165,40 +166,15 @@ class LowRankPlusDiagonal(Indexed):
         closed = not isinstance(other, LinearOperator) or isinstance(other, (RootLinearOperator, ZeroLinearOperator))
         return super().__add__(other) if closed else sum_of(self, other) or super().__add__(other)
 
-    def precondition(self, noise: Tensor) -> LinearOperator:
-        """For sums with other covariances: itself with the noise, in closed form."""
-        return self.add_diagonal(noise)
-
     # Solves and determinants
 
-    def _inverse_of_diagonal(self, x: Tensor) -> Tensor:  # (*batch, N, c) -> (*batch, N, c)
-        r""":math:`D^{-1} x`."""
-        return x / self.diag.unsqueeze(-1)
-
-    def _logdet_of_diagonal(self) -> Tensor:  # (*batch,), float64
-        copies = 1 if self.diag.shape[-1] > 1 else self.shape[-1]
-        return self.shards.sum(copies * self.diag.double().log().sum(-1), "log-determinant")
-
-    def _gram(self) -> Tensor:  # (*batch, k, k), float64
-        r""":math:`G = W^\top D^{-1} W`."""
-        return self.shards.sum(gram(self.factor, 1 / self._full_diag()), "Gram matrix")
-
-    def project(self, x: Tensor) -> Tensor:  # (*batch, N, c) -> (*batch, k, c), float64
-        r""":math:`W^\top D^{-1} x`."""
-        return self.shards.sum(cross_gram(self.factor, self._inverse_of_diagonal(x)), "projection")
-
-    def woodbury(self) -> Woodbury:
-        """The small system that solves, log-determinants and posteriors go through."""
-        return Woodbury(self.core, self._gram())
-
     @property
-    def _smaller_than_core(self) -> bool:
-        """With few rows, such as a few observations on a large graph, the matrix itself is the smallest system."""
-        return self.shape[-1] < self.core.shape[-1] and self.shards.local
+    def own(self) -> OwnPart:
+        """D."""
+        return OwnPart(self.diag)
 
-    def _lu_of_dense(self) -> tuple[Tensor, Tensor]:
-        dense = self.double().to_dense()
-        return torch.linalg.lu_factor(0.5 * (dense + dense.mT))
+    def structure(self) -> LowRank:
+        return LowRank(self.factor, self.core, self.own, self.shards)
 
     def solve(self, right_tensor: Tensor, left_tensor: Tensor | None = None) -> Tensor:
         vector = right_tensor.dim() == 1
@@ -212,20 +188,7 @@ class LowRankPlusDiagonal(Indexed):
 
     def _solve(self, rhs: Tensor, preconditioner: Any = None, num_tridiag: int | None = 0) -> Tensor:
         check_rhs(rhs, self.dtype)
-        return self.solver()(rhs)
-
-    def solver(self) -> Callable[[Tensor], Tensor]:
-        r"""A function that solves for (\*batch, N, c), at O(N k) a column: what does not depend on it is done now."""
-        if self._smaller_than_core:
-            dense = self._lu_of_dense()
-            return lambda rhs: torch.linalg.lu_solve(*dense, rhs.double()).to(rhs.dtype)
-        woodbury = self.woodbury()
-
-        def solve(rhs: Tensor) -> Tensor:
-            weights = woodbury.solve(self.project(rhs)).to(self.factor.dtype)
-            return self._inverse_of_diagonal(rhs - self.factor @ weights)
-
-        return solve
+        return self.solver().solve(rhs).solution
 
     def inv_quad_logdet(
         self, inv_quad_rhs: Tensor | None = None, logdet: bool | None = False, reduce_inv_quad: bool | None = True
@@ -234,17 +197,9 @@ class LowRankPlusDiagonal(Indexed):
         rhs = zero.new_zeros(self.shape[-1], 0) if inv_quad_rhs is None else inv_quad_rhs
         check_rhs(rhs, self.dtype)
         rhs = rhs.unsqueeze(-1) if rhs.dim() == 1 else rhs
-        if self._smaller_than_core:
-            lu, pivots = self._lu_of_dense()
-            terms = (rhs.double() * torch.linalg.lu_solve(lu, pivots, rhs.double())).sum(-2)
-            logdet_term = lu.diagonal(dim1=-2, dim2=-1).abs().log().sum(-1)
-        else:
-            woodbury, projected = self.woodbury(), self.project(rhs)
-            own = self.shards.sum((rhs.double() * self._inverse_of_diagonal(rhs).double()).sum(-2), "inner products")
-            terms = own - (projected * woodbury.solve(projected)).sum(-2)
-            logdet_term = woodbury.logdet() + self._logdet_of_diagonal()
+        terms, logdets = self._terms(rhs, 1)
         terms = (terms.sum(-1) if reduce_inv_quad else terms).to(self.dtype)
-        return zero if inv_quad_rhs is None else terms, logdet_term.to(self.dtype) if logdet else zero
+        return zero if inv_quad_rhs is None else terms, logdets.mean(-1).to(self.dtype) if logdet else zero
 
     # Roots: Lanczos cannot see the diagonal part, so they are written out
 
@@ -296,24 +251,11 @@ class LowRankPlusDiagonal(Indexed):
         return RootLinearOperator(self._square_root(inverse=True))
 
     def _square_root(self, *, inverse: bool) -> LinearOperator:
-        r"""A root of K, or of its inverse: :math:`D^{\pm 1/2} (I + V C V^\top)^{\pm 1/2}`.
-
-        For an analytic function with :math:`\phi(z) = ((1+z)^{\pm 1/2} - 1)/z` the middle factor is
-        :math:`I + V C \phi(G C) V^\top`, and splitting :math:`\phi(z) = \phi(0) + z \psi(z)` gives
-        :math:`C \phi(GC) = \phi(0) C + C G^{1/2} \psi(M) G^{1/2} C` with :math:`M = G^{1/2} C G^{1/2}` symmetric: no
-        inverse of C or G appears.
-        """
-        scaled, core = self.factor * self.diag.rsqrt().unsqueeze(-1), 0.5 * (self.core + self.core.mT).double()
-        values, vectors = torch.linalg.eigh(self._gram())
-        half = (vectors * values.clamp_min(0).sqrt().unsqueeze(-2)) @ vectors.mT
-        values, vectors = torch.linalg.eigh(half @ core @ half)
-        s = (1 + values).clamp_min(0).sqrt()
-        psi = (s + 2) / (2 * s * (s + 1).square()) if inverse else -1 / (2 * (s + 1).square())
-        inner = core @ half @ vectors
-        middle = (-0.5 if inverse else 0.5) * core + (inner * psi.unsqueeze(-2)) @ inner.mT
+        """A root of the matrix, or of its inverse."""
+        structure = self.structure()
+        diagonal, factor, core = square_root(structure, structure.own.gram(structure.factor), inverse=inverse)
         one = torch.ones_like(self.diag[..., :1])
-        diag = self._full_diag().rsqrt() if inverse else self._full_diag().sqrt()
-        return MatmulLinearOperator(DiagLinearOperator(diag), LowRankPlusDiagonal(scaled, middle, one))
+        return MatmulLinearOperator(DiagLinearOperator(diagonal), LowRankPlusDiagonal(factor, core, one))
 
 
 def _same_nodes(one: Any, two: Any) -> bool:

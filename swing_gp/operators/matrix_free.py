@@ -1,11 +1,12 @@
-"""What matrix-free operators share: several right-hand sides at once, entries by columns, noise, a way into SciPy."""
+"""Base of matrix-free operators: several right-hand sides at once, entries by columns, noise, a way into SciPy."""
 
 from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
 from collections.abc import Iterator
-from functools import partial, reduce
+from dataclasses import replace
+from functools import cached_property, partial, reduce
 from typing import Any
 
 import scipy.sparse.linalg
@@ -23,16 +24,16 @@ from torch import Tensor
 
 from swing_gp.features.landmarks import AccuracyWarning
 from swing_gp.linalg.gram import white_noise
-from swing_gp.operators.indexing import Indexed
-from swing_gp.operators.noisy import Solvable, TakesNoise
-from swing_gp.operators.regimes import is_dense
+from swing_gp.linalg.structure import LowRank, Products, Structure
+from swing_gp.operators.base import NoisyKernelLinearOperator, Solvable, Structured
+from swing_gp.solvers.sizes import is_dense
 from swing_gp.utils.validation import check_rhs
 
 # Columns of a matrix-free operator that are formed together: memory O(N x this).
 COLUMNS = 256
 
 
-class MatrixFreeLinearOperator(TakesNoise):
+class MatrixFreeLinearOperator(Solvable):
     """An operator without batch dimensions, given by its action on the columns of a matrix."""
 
     @abstractmethod
@@ -56,7 +57,7 @@ class MatrixFreeLinearOperator(TakesNoise):
         return submatrix(self, row_index, col_index)
 
     @staticmethod
-    def part_of(operator: LinearOperator, row_index: Any, col_index: Any) -> LinearOperator:
+    def part_of(operator: Structured, row_index: Any, col_index: Any) -> LinearOperator:
         """For operators that are made of matrix-free ones: their rows and columns, which can be indexed again."""
         return submatrix(operator, row_index, col_index)
 
@@ -76,24 +77,26 @@ class MatrixFreeLinearOperator(TakesNoise):
             result = result.masked_scatter(here, block[rows[here], position[here] - start])
         return result.reshape(shape)
 
+    def structure(self) -> Structure:
+        return self.products()
+
+    def products(self) -> Products:
+        """The matrix as one that is known by its products alone."""
+        like = torch.empty(0, dtype=self.dtype, device=self.device)
+        return Products(size=self.shape[-1], product=self._matmul, like=like)
+
+    def add_diagonal(self, diag: Tensor) -> LinearOperator:
+        self.check_symmetric()
+        if not self.is_square or diag.dim() > 1 or diag.shape[-1:] not in ((), (1,), (self.shape[-1],)):
+            return super().add_diagonal(diag)
+        return NoisyKernelLinearOperator(self, DiagLinearOperator(diag.expand(self.shape[-1])))
+
     def __add__(self, other: Any) -> LinearOperator:
-        if not isinstance(other, LinearOperator) or isinstance(other, (DiagLinearOperator, ZeroLinearOperator)):
+        if isinstance(other, DiagLinearOperator):
+            return self.add_diagonal(other._diagonal())
+        if not isinstance(other, LinearOperator) or isinstance(other, ZeroLinearOperator):
             return super().__add__(other)
         return sum_of(self, other) or super().__add__(other)
-
-    def noisy_solver(self, noise: Tensor) -> Any:
-        return self.solver_of(slice(None), torch.ones((), dtype=self.dtype, device=self.device), noise)
-
-    def precision_solver(self, noise: Tensor) -> Any:
-        return self.precision_of(slice(None), torch.ones((), dtype=self.dtype), noise)
-
-    def precision_of(self, nodes: Any, scale: Tensor, noise: Tensor) -> Any:
-        """The ``precision_solver`` of a multiple of the principal block of some nodes."""
-        return None
-
-    def solver_of(self, nodes: Any, scale: Tensor, noise: Tensor) -> Any:
-        """The ``noisy_solver`` of a multiple of the principal block of some nodes."""
-        return None
 
     def _diagonal(self) -> Tensor:
         nodes = torch.arange(self.shape[-1], device=self.device)
@@ -130,10 +133,6 @@ class Scaled(MatrixFreeLinearOperator):
     def asymmetry(self) -> str | None:
         return self.base.asymmetry
 
-    @property
-    def dense_up_to(self) -> int:  # type: ignore[override]
-        return self.base.dense_up_to
-
     def _transpose_nonbatch(self) -> LinearOperator:
         return self.__class__(self.base._transpose_nonbatch(), self.scale)
 
@@ -156,15 +155,12 @@ class Scaled(MatrixFreeLinearOperator):
     def samples(self, number: int, generator: torch.Generator | None = None) -> Tensor:
         return self.scale.sqrt() * self.base.samples(number, generator)
 
-    def precision_of(self, nodes: Any, scale: Tensor, noise: Tensor) -> Any:
-        return self.base.precision_of(nodes, scale * self.scale, noise)
+    def structure(self) -> Structure:
+        return self.base.structure().scaled(self.scale)
 
-    def solver_of(self, nodes: Any, scale: Tensor, noise: Tensor) -> Any:
-        return self.base.solver_of(nodes, scale * self.scale, noise)
-
-    def precondition(self, noise: Tensor) -> Any:
-        close = self.base.precondition(noise / self.scale) if float(self.scale) > 0 else None
-        return None if close is None else close._mul_constant(self.scale.detach())
+    @property
+    def noise(self) -> Tensor | None:  # type: ignore[override]
+        return None if self.base.noise is None else self.scale * self.base.noise
 
 
 class KernelSum(MatrixFreeLinearOperator):
@@ -180,7 +176,7 @@ class KernelSum(MatrixFreeLinearOperator):
 
     @property
     def asymmetry(self) -> str | None:
-        return next((why for term in self.terms if (why := getattr(term, "asymmetry", None)) is not None), None)
+        return next((term.asymmetry for term in self.terms if isinstance(term, Structured) and term.asymmetry), None)
 
     def _transpose_nonbatch(self) -> LinearOperator:
         return self.__class__(*(term._transpose_nonbatch() for term in self.terms))
@@ -188,9 +184,9 @@ class KernelSum(MatrixFreeLinearOperator):
     def _apply(self, rhs: Tensor) -> Tensor:
         return _total(term._matmul(rhs) for term in self.terms)
 
-    @property
-    def dense_up_to(self) -> int:  # type: ignore[override]
-        return settings.max_cholesky_size.value()
+    def structure(self) -> Structure:
+        most = settings.max_cholesky_size.value()
+        return replace(self.products(), close=self._close, entries=self.explicit, dense_up_to=most)
 
     def explicit(self) -> Tensor:
         return _total(term.explicit() if isinstance(term, Solvable) else term.to_dense() for term in self.terms)
@@ -222,12 +218,10 @@ class KernelSum(MatrixFreeLinearOperator):
             return self.dense_root() @ white_noise(self, self.shape[-1], number, generator=generator)
         return _total(_samples_of(term, number, generator) for term in self.terms)
 
-    def precondition(self, noise: Tensor) -> Any:
-        """The first term that has one: what others add are few large eigenvalues, or many small ones."""
-        for term in self.terms:
-            if isinstance(term, Indexed) and (close := term.precondition(noise)) is not None:
-                return close
-        return None
+    def _close(self, noise: Tensor) -> LowRank | None:
+        """The first term that has something close to it: what others add are few large eigenvalues, or many small ones."""
+        structures = (term.structure() for term in self.terms if isinstance(term, Structured))
+        return next((close for one in structures if (close := one.close(noise)) is not None), None)
 
 
 def _total(parts: Iterator[Tensor]) -> Tensor:
@@ -235,7 +229,7 @@ def _total(parts: Iterator[Tensor]) -> Tensor:
 
 
 def _samples_of(term: Any, number: int, generator: torch.Generator | None) -> Tensor:
-    return term.samples(number, generator) if isinstance(term, Indexed) else term.zero_mean_mvn_samples(number).mT
+    return term.samples(number, generator) if isinstance(term, Structured) else term.zero_mean_mvn_samples(number).mT
 
 
 def sum_of(*terms: LinearOperator) -> KernelSum | None:
@@ -262,7 +256,7 @@ class Submatrix(MatrixFreeLinearOperator):
     :param nodes: the rows and the columns, in a tuple, because linear_operator changes the dtype of tensors.
     """
 
-    def __init__(self, base: LinearOperator, *, nodes: tuple[Tensor, Tensor]) -> None:
+    def __init__(self, base: Structured, *, nodes: tuple[Tensor, Tensor]) -> None:
         super().__init__(base, nodes=nodes)
         self.base, self.nodes = base, nodes
 
@@ -274,14 +268,10 @@ class Submatrix(MatrixFreeLinearOperator):
         return torch.equal(*self.nodes)
 
     @property
-    def dense_up_to(self) -> int:  # type: ignore[override]
-        return getattr(self.base, "dense_up_to", 0)
-
-    @property
     def asymmetry(self) -> str | None:
         if not self._principal:
             return "these rows and columns are not those of the same nodes; take one index for both."
-        return getattr(self.base, "asymmetry", None)
+        return self.base.asymmetry
 
     def samples(self, number: int, generator: torch.Generator | None = None) -> Tensor:
         if not self._principal or is_dense(self.shape[-1], settings.fast_computations.covar_root_decomposition):
@@ -291,13 +281,18 @@ class Submatrix(MatrixFreeLinearOperator):
     def _transpose_nonbatch(self) -> LinearOperator:
         return self.__class__(self.base._transpose_nonbatch(), nodes=self.nodes[::-1])
 
-    def precision_of(self, nodes: Any, scale: Tensor, noise: Tensor) -> Any:
-        known = self._principal and isinstance(self.base, MatrixFreeLinearOperator)
-        return self.base.precision_of(self.nodes[0][nodes], scale, noise) if known else None
+    @cached_property
+    def _block(self) -> bool:
+        """True for a principal block of distinct nodes, whose structure is a part of that of the whole."""
+        nodes = self.nodes[0]
+        return self._principal and not self.base.batch_shape and len(nodes.unique()) == len(nodes)
 
-    def solver_of(self, nodes: Any, scale: Tensor, noise: Tensor) -> Any:
-        known = self._principal and isinstance(self.base, MatrixFreeLinearOperator)
-        return self.base.solver_of(self.nodes[0][nodes], scale, noise) if known else None
+    def structure(self) -> Structure:
+        return self.base.structure().part(self.nodes[0]) if self._block else super().structure()
+
+    @property
+    def noise(self) -> Tensor | None:  # type: ignore[override]
+        return self.base.noise[self.nodes[0]] if self._block and self.base.noise is not None else None
 
     def _apply(self, rhs: Tensor) -> Tensor:
         full = torch.zeros(self.base.shape[-1], rhs.shape[-1], dtype=rhs.dtype, device=rhs.device)
@@ -310,7 +305,7 @@ class Submatrix(MatrixFreeLinearOperator):
         return self.base._get_indices(self.nodes[0][row_index], self.nodes[1][col_index])
 
 
-def submatrix(operator: LinearOperator, row_index: Any, col_index: Any) -> LinearOperator:
+def submatrix(operator: Structured, row_index: Any, col_index: Any) -> LinearOperator:
     """Rows and columns, by slices or ids, of an operator without batch dimensions; they can be indexed again."""
     if isinstance(row_index, slice) and row_index == slice(None) == col_index:
         return operator

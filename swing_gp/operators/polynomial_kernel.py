@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -15,15 +16,16 @@ from linear_operator.utils.memoize import cached
 from torch import Tensor
 
 from swing_gp.features.base import DenseFeatures, FeatureMap, NodeFeatures
+from swing_gp.graphs.inputs import Inputs
 from swing_gp.graphs.sparse import SparseGraph
 from swing_gp.linalg.gram import symmetric_function
 from swing_gp.linalg.polynomial import spectral_radius
+from swing_gp.linalg.structure import Products, Structure
 from swing_gp.operators.adjacency import AdjacencyLinearOperator, adjacency
-from swing_gp.operators.kernel_block import KernelBlock, MatrixFreeKernel, Places
+from swing_gp.operators.kernel_block import MatrixFreeKernel
 from swing_gp.operators.precision import PrecisionLinearOperator, precision_of
-from swing_gp.operators.precision_solver import NoisyPrecision, covariance_solver, node_solver
-from swing_gp.operators.regimes import MOST_DENSE
 from swing_gp.series.base import Series
+from swing_gp.solvers.sizes import MOST_DENSE
 
 # Relative error of the square root that samples are drawn with.
 ROOT_TOL = 1e-6
@@ -74,11 +76,8 @@ class SeriesLinearOperator(MatrixFreeKernel):
         """The inverse, where it is sparse."""
         return precision_of(self.adjacency, self.series, self.interval)
 
-    def precision_of(self, nodes: Any, scale: Tensor, noise: Tensor) -> NoisyPrecision | None:
-        return None if self.precision is None else node_solver(self.precision, nodes, scale, noise)
-
-    def covariance_solver(self, block: KernelBlock, noise: Tensor) -> NoisyPrecision | None:
-        return None if self.precision is None else covariance_solver(self.precision, self.series, block, noise)
+    def structure_at(self, products: Products, inputs: Inputs, scale: Tensor) -> Structure:
+        return products if self.precision is None else self.precision.kernel_structure(products, inputs, scale, self.series)
 
     def second_coefficients(self) -> Tensor:
         r"""Chebyshev coefficients for :meth:`between`: of :math:`h_2 = (h - \alpha_1)/\lambda`, or of h and :math:`h^2/g`."""
@@ -89,7 +88,7 @@ class SeriesLinearOperator(MatrixFreeKernel):
         pair = [series.chebyshev(self.interval, tol, function).to(self.coefficients) for function in functions]
         return torch.nn.utils.rnn.pad_sequence(pair)  # (degree + 1, 2)
 
-    def between(self, rows: Places, columns: Places, leading: Tensor, second: Tensor) -> Callable[[Tensor], Tensor]:
+    def between(self, rows: Inputs, columns: Inputs, leading: Tensor, second: Tensor) -> Callable[[Tensor], Tensor]:
         r"""Products with :math:`s\,(\alpha_1 w(x, y) + w(x, p) h_2(\tilde W) w(p, y))\, s`."""
         matrix, features = self.adjacency, self.features
         assert isinstance(features, NodeFeatures)
@@ -109,7 +108,7 @@ class SeriesLinearOperator(MatrixFreeKernel):
         return product
 
     def _through_nodes(
-        self, rows: Places, columns: Places, root: Tensor | float, leading: Tensor, second: Tensor
+        self, rows: Inputs, columns: Inputs, root: Tensor | float, leading: Tensor, second: Tensor
     ) -> Callable[[Tensor], Tensor]:
         r"""Where no weight is known between two points off the graph: their values are independent given those of the nodes.
 
@@ -159,7 +158,8 @@ class EigenvalueLinearOperator(SeriesLinearOperator):
     :param eigenpairs: of A, without gradients.
     """
 
-    dense_up_to = MOST_DENSE
+    def structure_at(self, products: Products, inputs: Inputs, scale: Tensor) -> Structure:
+        return replace(products, dense_up_to=MOST_DENSE)
 
     def _function(self, function: Callable[[Tensor], Tensor]) -> Tensor:  # (N, N)
         return of_adjacency(self.adjacency, function, self._kwargs["eigenpairs"])

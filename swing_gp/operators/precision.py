@@ -17,15 +17,15 @@ from linear_operator.operators import LinearOperator
 from torch import Tensor
 
 from swing_gp.features.auto import takes_precision
-from swing_gp.linalg.conjugate_gradients import Iterations
+from swing_gp.graphs.inputs import Inputs
 from swing_gp.linalg.expansions import chebyshev_coefficients
 from swing_gp.linalg.precision_matrix import MatrixFunction, PrecisionMatrix
-from swing_gp.operators import iterative
+from swing_gp.linalg.structure import NodePrecision, Products, SparseMatrix, Structure
 from swing_gp.operators.adjacency import AdjacencyLinearOperator
 from swing_gp.operators.matrix_free import MatrixFreeLinearOperator
-from swing_gp.operators.regimes import MOST_DENSE
-from swing_gp.operators.sites import extension_coefficients
+from swing_gp.operators.sites import Sites, extension_coefficients
 from swing_gp.series.base import MAX_CHEBYSHEV_DEGREE, Inverse, Series
+from swing_gp.solvers.sizes import MOST_DENSE
 
 # Relative errors of the polynomials that stand for a power which is not whole: where no tolerance is given, of its root for
 # samples, and of the rough inverse that preconditions it.
@@ -70,7 +70,7 @@ class PrecisionLinearOperator(MatrixFreeLinearOperator):
 
     @cached_property
     def numbers(self) -> PrecisionMatrix:
-        """The same matrix without gradients, to compute with."""
+        """This matrix without gradients, to compute with."""
         with torch.no_grad():
             a, b = self.linear.tolist()
             matrix, roots = sparse_adjacency(self.adjacency)
@@ -97,7 +97,7 @@ class PrecisionLinearOperator(MatrixFreeLinearOperator):
 
     @property
     def _is_power(self) -> bool:
-        """Whether the closed form is the power of a + b x that its order says."""
+        """True where the closed form is the power of a + b x that its order says."""
         if self.inverse.rest is None:
             return True
         x = torch.linspace(*self.interval, 33, dtype=torch.float64)
@@ -112,19 +112,32 @@ class PrecisionLinearOperator(MatrixFreeLinearOperator):
         return found[0]
 
     def extension(self) -> Tensor:
-        """How the kernel goes on off the graph: :func:`~swing_gp.operators.sites.extension_coefficients`."""
+        """Coefficients of the kernel off the graph: :func:`~swing_gp.operators.sites.extension_coefficients`."""
         return extension_coefficients(self.inverse, self.interval, self.adjacency.features.weighs_any_pair)
 
-    def iterate(self, rhs: Tensor) -> Iterations:
-        """Solve by what :mod:`swing_gp.operators.iterative` differentiates."""
-        numbers = self.numbers
-        solution = numbers.numbered(numbers.solve(numbers.renumbered(rhs))).to(rhs.dtype)
-        return Iterations(solution, [0.0], rhs.new_zeros(0), rhs.new_zeros(0))
+    def kernel_structure(self, products: Products, inputs: Inputs, scale: Tensor, series: Series) -> NodePrecision:
+        """The structure of a multiple of the kernel at inputs.
 
-    def solve(self, right_tensor: Tensor, left_tensor: Tensor | None = None) -> Tensor:
-        columns = self._columns_of(right_tensor)
-        solution = iterative.solve(self, columns).reshape(right_tensor.shape)
-        return solution if left_tensor is None else left_tensor @ solution
+        :param products: the multiple by its products.
+        """
+
+        @torch.no_grad()
+        def sites() -> Sites:
+            leading = series.coefficients(2).detach().to(inputs.points.dtype)
+            return Sites(self.adjacency, self.interval, inputs.detach(), self.extension(), leading)
+
+        return NodePrecision(
+            **vars(products),
+            num_nodes=self.shape[-1],
+            precision=lambda: self.numbers,
+            nodes=inputs.nodes,
+            off_graph=None if bool((inputs.nodes >= 0).all()) else sites,
+            scale=scale,
+            pattern=self.pattern,
+        )
+
+    def structure(self) -> Structure:
+        return SparseMatrix(**vars(self.products()), matrix=lambda: self.numbers)
 
 
 def sparse_adjacency(matrix: AdjacencyLinearOperator) -> tuple[scipy.sparse.csr_array, np.ndarray]:

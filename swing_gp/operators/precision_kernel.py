@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any
 
 import torch
 from linear_operator.operators import LinearOperator
@@ -12,16 +11,18 @@ from torch import Tensor
 
 from swing_gp.features.auto import solve_terms, takes_precision
 from swing_gp.features.base import FeatureMap
+from swing_gp.graphs.inputs import Inputs
+from swing_gp.linalg.coincident import groups_of, sum_of_equals
 from swing_gp.linalg.gram import frozen_signs
-from swing_gp.operators import iterative
-from swing_gp.operators.coincident import groups_of, sum_of_equals
-from swing_gp.operators.kernel_block import KernelBlock, MatrixFreeKernel, Places
+from swing_gp.linalg.structure import Products, Structure
+from swing_gp.operators.base import followed_solve
+from swing_gp.operators.kernel_block import MatrixFreeKernel
 from swing_gp.operators.polynomial_kernel import polynomial_kernel, spectral_interval
 from swing_gp.operators.precision import PrecisionLinearOperator, precision_of
-from swing_gp.operators.precision_solver import NoisyPrecision, covariance_solver, node_solver
-from swing_gp.operators.regimes import MOST_SOLVED
 from swing_gp.operators.sites import Sites
 from swing_gp.series.base import Series
+from swing_gp.solvers.precision import NoisyPrecision
+from swing_gp.solvers.sizes import MOST_SOLVED
 
 
 class PrecisionKernelLinearOperator(MatrixFreeKernel):
@@ -42,7 +43,7 @@ class PrecisionKernelLinearOperator(MatrixFreeKernel):
         return self.__class__(self.precision._transpose_nonbatch(), series=self.series)
 
     def _apply(self, rhs: Tensor) -> Tensor:
-        return iterative.solve(self.precision, rhs)
+        return followed_solve(self.precision, self.precision.solver(), rhs)
 
     @property
     def can_sample(self) -> bool:
@@ -55,7 +56,7 @@ class PrecisionKernelLinearOperator(MatrixFreeKernel):
     @cached_property
     def _estimated(self) -> tuple[Tensor, Tensor]:
         empty = torch.zeros(0, dtype=torch.int64)
-        return NoisyPrecision.at_nodes(self.precision, empty, torch.zeros(0, dtype=torch.float64)).variances()
+        return NoisyPrecision.at_nodes(self.precision.numbers, empty, torch.zeros(0, dtype=torch.float64)).variances()
 
     def mean_variance_terms(self, probes: int) -> Tensor:  # (probes,)
         r"""Unbiased estimates of :math:`\mathrm{tr} K / N`. At long ranges most of it is the constants of the components, whose
@@ -79,18 +80,15 @@ class PrecisionKernelLinearOperator(MatrixFreeKernel):
         exact = self.exact_diagonal(self.shape[-1])
         return torch.zeros(self.shape[-1], dtype=self.dtype) if exact else self._estimated[1].to(self.dtype)
 
-    def precision_of(self, nodes: Any, scale: Tensor, noise: Tensor) -> NoisyPrecision | None:
-        return node_solver(self.precision, nodes, scale, noise)
-
-    def covariance_solver(self, block: KernelBlock, noise: Tensor) -> NoisyPrecision | None:
-        return covariance_solver(self.precision, self.series, block, noise)
+    def structure_at(self, products: Products, inputs: Inputs, scale: Tensor) -> Structure:
+        return self.precision.kernel_structure(products, inputs, scale, self.series)
 
     def second_coefficients(self) -> Tensor:
         return self.precision.extension()
 
-    def between(self, rows: Places, columns: Places, leading: Tensor, second: Tensor) -> Callable[[Tensor], Tensor]:
-        ours, theirs = (Sites(self.precision.adjacency, self.precision.interval, at, second) for at in (rows, columns))
-        direct = ours.direct(theirs, leading[1])
+    def between(self, rows: Inputs, columns: Inputs, leading: Tensor, second: Tensor) -> Callable[[Tensor], Tensor]:
+        ours, theirs = (Sites(self.precision.adjacency, self.precision.interval, at, second, leading) for at in (rows, columns))
+        direct = ours.direct(theirs)
         fixed = ~ours.off, ~theirs.off
         same_rows, same_columns = groups_of(ours.nodes[fixed[0]], theirs.nodes[fixed[1]])
 

@@ -22,10 +22,11 @@ import torch
 from torch import Tensor
 
 from swing_gp.features.base import NodeFeatures
+from swing_gp.graphs.inputs import Inputs
+from swing_gp.linalg.coincident import groups_of, sum_of_equals
 from swing_gp.linalg.expansions import chebyshev_coefficients
+from swing_gp.linalg.structure import FieldInputs
 from swing_gp.operators.adjacency import AdjacencyLinearOperator
-from swing_gp.operators.coincident import groups_of, sum_of_equals
-from swing_gp.operators.kernel_block import Places
 from swing_gp.series.base import MAX_CHEBYSHEV_DEGREE, Inverse
 from swing_gp.utils.copies import WithoutCaches
 
@@ -64,28 +65,29 @@ def extension_coefficients(
 
 
 class Sites(WithoutCaches):
-    """A list of inputs, differentiable in their coordinates.
+    """A list of inputs, differentiable in their coordinates; a :class:`~swing_gp.linalg.structure.FieldInputs`.
 
     :param extension: :func:`extension_coefficients`.
-    :param keys: inputs are the same point where their keys agree, (n,); for :meth:`own`.
+    :param leading: :math:`\\alpha_0, \\alpha_1`.
     """
 
     def __init__(
         self,
         matrix: AdjacencyLinearOperator,
         interval: tuple[float, float],
-        places: Places,
+        inputs: Inputs,
         extension: Tensor,
-        keys: Tensor | None = None,
+        leading: Tensor,
     ) -> None:
         assert isinstance(matrix.features, NodeFeatures)
-        self.matrix, self.features, self.interval, self.extension = matrix, matrix.features, interval, extension
+        self.matrix, self.features, self.interval = matrix, matrix.features, interval
+        self.extension, self.leading, self.identity = extension, leading, float(leading[0].detach())
         # A node that may move is seen as what it moves to.
-        moves = places.points.requires_grad and self.features.weighs_any_pair
-        self.nodes = torch.full_like(places.nodes, -1) if moves else places.nodes
+        moves = inputs.points.requires_grad and self.features.weighs_any_pair
+        self.nodes = torch.full_like(inputs.nodes, -1) if moves else inputs.nodes
         self.off = self.nodes < 0
-        self.keys = None if keys is None else keys[self.off]
-        self.points, self.scale = places.points[self.off], places.scale[self.off].unsqueeze(-1)
+        self.keys = inputs.keys[self.off]
+        self.points, self.scale = inputs.points[self.off], inputs.scale[self.off].unsqueeze(-1)
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -114,7 +116,8 @@ class Sites(WithoutCaches):
         result = result.index_put((~self.off,), values[self.nodes[~self.off]])
         if not bool(self.off.any()):
             return result
-        return result.index_put((self.off,), self.weights_from_nodes(self._polynomial(0, values)))
+        off = self.weights_from_nodes(self._polynomial(0, values.to(self.points.dtype)))
+        return result.index_put((self.off,), off.to(values.dtype))
 
     def to_nodes(self, values: Tensor) -> Tensor:  # (n, k) -> (N, k)
         r""":math:`L^\top v`."""
@@ -122,37 +125,33 @@ class Sites(WithoutCaches):
         result = result.index_add(0, self.nodes[~self.off], values[~self.off])
         if not bool(self.off.any()):
             return result
-        return result + self._polynomial(0, self.weights_to_nodes(values[self.off]))
+        off = self.weights_to_nodes(values[self.off].to(self.points.dtype))
+        return result + self._polynomial(0, off).to(values.dtype)
 
-    def direct(self, other: Sites, slope: Tensor) -> Callable[[Tensor], Tensor]:  # (m, k) -> (n, k)
-        r"""Products with the covariance of e beyond :math:`\alpha_0 [x = x']`, between the rows here and columns elsewhere.
-
-        :param slope: :math:`\alpha_1`.
-        """
-        if not (self.features.weighs_any_pair and bool(self.off.any()) and bool(other.off.any())):
+    def direct(self, other: FieldInputs) -> Callable[[Tensor], Tensor]:  # (m, k) -> (n, k)
+        r"""Products with the covariance of e beyond :math:`\alpha_0 [x = x']`, between the rows here and columns elsewhere."""
+        if not (self.features.weighs_any_pair and bool(self.off.any()) and isinstance(other, Sites) and bool(other.off.any())):
             return lambda values: values.new_zeros(len(self), values.shape[-1])
         between = self.features.weights_between(self.points, other.points)
 
         def product(values: Tensor) -> Tensor:
-            moved = values[other.off]
-            near = slope * self.scale * between(other.scale * moved)
+            moved = values[other.off].to(self.points.dtype)
+            near = self.leading[1] * self.scale * between(other.scale * moved)
             near = near + self.weights_from_nodes(self._polynomial(1, other.weights_to_nodes(moved)))
-            return values.new_zeros(len(self), values.shape[-1]).index_put((self.off,), near)
+            return values.new_zeros(len(self), values.shape[-1]).index_put((self.off,), near.to(values.dtype))
 
         return product
 
-    def own(self, other: Sites, leading: Tensor) -> Callable[[Tensor], Tensor]:  # (m, k) -> (n, k)
-        r"""Products with the covariance of e.
-
-        :param leading: :math:`\alpha_0, \alpha_1`.
-        """
-        direct = self.direct(other, leading[1])
-        assert self.keys is not None
-        assert other.keys is not None
+    def own(self, other: FieldInputs) -> Callable[[Tensor], Tensor]:  # (m, k) -> (n, k)
+        """Products with the covariance of e."""
+        direct = self.direct(other)
+        if not isinstance(other, Sites):
+            return direct
         rows, columns = groups_of(self.keys, other.keys)
         place = self.off.nonzero().squeeze(-1)
 
         def product(values: Tensor) -> Tensor:
-            return direct(values).index_add(0, place, leading[0] * sum_of_equals(rows, columns, values[other.off]))
+            shared = self.leading[0].to(values.dtype) * sum_of_equals(rows, columns, values[other.off])
+            return direct(values).index_add(0, place, shared)
 
         return product

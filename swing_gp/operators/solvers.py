@@ -2,11 +2,11 @@ r"""Solves that say how they were done: :math:`(K + \sigma^2 I) x = b`, for note
 
 >>> import torch
 >>> from swing_gp import Diffusion, Gaussian, ImplicitGraph, graph_kernel, solve
->>> points = torch.rand(300, 2, generator=torch.Generator().manual_seed(0)).double()
->>> K = graph_kernel(ImplicitGraph(points, Gaussian(0.1)), Diffusion(2.0), features="grid")
->>> result = solve(K, torch.ones(300).double(), noise=0.1)
+>>> points = torch.rand(1000, 2, generator=torch.Generator().manual_seed(0)).double()
+>>> K = graph_kernel(ImplicitGraph(points, Gaussian(0.03)), Diffusion(2.0), features="neighbors")
+>>> result = solve(K, torch.ones(1000).double(), noise=0.1)
 >>> result.method, result.converged, result.residuals[-1] < 1e-6
-('pcg', True, True)
+('cg', True, True)
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from linear_operator import settings
 from linear_operator.operators import LinearOperator
 from torch import Tensor
 
-from swing_gp.linalg.conjugate_gradients import ConvergenceWarning, conjugate_gradients, largest_residual
+from swing_gp.linalg.conjugate_gradients import ConvergenceWarning, largest_residual
 from swing_gp.linalg.reducer import LOCAL, Reducer
-from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
-from swing_gp.operators.noisy import NoisyKernelLinearOperator
+from swing_gp.linalg.structure import Products
+from swing_gp.operators.base import Structured
+from swing_gp.solvers.policy import solver_for
+from swing_gp.solvers.protocol import Solver
 from swing_gp.utils.validation import as_number, as_real, check_rhs
 
 
@@ -31,14 +33,15 @@ class Solution:
     """A solution and how it was found.
 
     :ivar solution: x, of the shape of the right-hand side.
-    :ivar method: ``"woodbury"`` (closed form), ``"cg"``, ``"pcg"`` (conjugate gradients, preconditioned by landmarks); of a
-        Fourier grid with many observations ``"modes"`` (closed form among its modes) or ``"modes-pcg"`` (conjugate gradients
-        there, preconditioned by the modes of the largest weights); of a sparse graph ``"precision"`` (conjugate gradients with
-        the posterior precision of the nodes, preconditioned by multigrid).
+    :ivar method: ``"woodbury"`` (closed form), ``"dense"`` (a factor of a small matrix), ``"cg"``, ``"pcg"`` (conjugate
+        gradients, preconditioned by landmarks); of a Fourier grid with many observations ``"modes"`` (closed form among its
+        modes) or ``"modes-pcg"`` (conjugate gradients there, preconditioned by the modes of the largest weights); of a sparse
+        graph ``"precision"`` (conjugate gradients with the posterior precision of the nodes, preconditioned by multigrid).
     :ivar iterations: steps that the method took, products with the matrix; 0 in closed form.
     :ivar residuals: relative residuals, the largest over right-hand sides, after every iteration; the last is measured. In
-        precision form they are those of the nodes, in the norm of the preconditioner.
+        precision form the others are those of the nodes, in the norm of the preconditioner.
     :ivar converged: whether the last one, the measured residual, is at most the tolerance.
+    :ivar reason: why this method was taken.
     """
 
     solution: Tensor
@@ -46,6 +49,7 @@ class Solution:
     iterations: int
     residuals: tuple[float, ...]
     converged: bool
+    reason: str
 
 
 @torch.no_grad()
@@ -80,39 +84,21 @@ def solve(
     if not as_number("tol", tol) > 0:
         raise ValueError(f"tol must be positive, got {tol!r}.")
     noisy = operator.add_diagonal(noise.reshape(1) if noise.dim() == 0 else noise)
-    structured = noisy.structured_solver() if isinstance(noisy, NoisyKernelLinearOperator) else None
-    if structured is not None:
-        columns = rhs.unsqueeze(-1) if rhs.dim() == 1 else rhs
-        found = structured.iterate(columns, min(tol, 1e-9))
-        residuals = tuple(found.residuals)
-        return Solution(found.solution.reshape(rhs.shape), "precision", len(residuals), residuals, residuals[-1] <= tol)
-    closed_form = noisy.solver() if isinstance(noisy, LowRankPlusDiagonal) else None
-    own = noisy.solver() if isinstance(noisy, NoisyKernelLinearOperator) else None
-    precondition = noisy._preconditioner()[0] if isinstance(noisy, NoisyKernelLinearOperator) and own is None else None
-    method = "woodbury" if closed_form else own.method if own else "pcg" if precondition else "cg"
+    solver = _solver(noisy)
     # Until the *measured* residual meets the tolerance, or rounding keeps it from falling: methods go by residuals that drift
     # from it.
-    action, columns = noisy._matmul, rhs.unsqueeze(-1) if rhs.dim() == 1 else rhs
+    columns = rhs.unsqueeze(-1) if rhs.dim() == 1 else rhs
     x, left, measured = torch.zeros_like(columns), columns, 1.0
     history: list[float] = []
     while True:
-        if closed_form:
-            x = x + closed_form(left)
-        elif own:
-            done = len(own.residuals)
-            with settings.max_cg_iterations(max_iterations - len(history)):
-                x = x + own.solve(left)
-            history += [measured * residual for residual in own.residuals[done:]]
-        else:
-            steps = max_iterations - len(history)
-            found = conjugate_gradients(action, left, tol=tol / measured, max_iterations=steps, precondition=precondition)
-            history += [measured * residual for residual in found.residuals]
-            x = x + found.solution
-        left = columns - action(x)
+        found = solver.solve(left, tol / measured, max_iterations - len(history))
+        history += [measured * residual for residual in found.report.residuals]
+        x = x + found.solution
+        left = columns - noisy._matmul(x)
         before, measured = measured, largest_residual(left, columns, shards)
         if measured <= tol or not measured < 0.5 * before or len(history) >= max_iterations:
             break
-    converged = measured <= tol
+    method, converged = found.report.method, measured <= tol
     if not converged:
         warnings.warn(
             f"The solve ({method}) reached a residual of {measured:.2g} in {len(history)} iterations, not {tol:g}. Raise "
@@ -120,4 +106,13 @@ def solve(
             ConvergenceWarning,
             stacklevel=2,
         )
-    return Solution(x.reshape(rhs.shape), method, len(history), (*history, measured), converged)
+    return Solution(x.reshape(rhs.shape), method, len(history), (*history, measured), converged, found.report.reason)
+
+
+def _solver(noisy: LinearOperator) -> Solver:
+    """The solver that the operator has itself; for operators of other libraries, that of their products."""
+    if isinstance(noisy, Structured):
+        noisy.check_symmetric()
+        return noisy.solver(fast=settings.fast_computations.solves.on())
+    like = torch.empty(0, dtype=noisy.dtype, device=noisy.device)
+    return solver_for(Products(size=noisy.shape[-1], product=noisy._matmul, like=like))

@@ -50,7 +50,7 @@ KEPT = 2.5
 
 @dataclass(frozen=True)
 class SpectralEmbedding:
-    r"""Eigenvalues and eigenfunctions. Made by :func:`spectral_embedding`.
+    r"""Eigenvalues and eigenfunctions. Made by :func:`~swing_gp.spectral_embedding`.
 
     :ivar values: the largest eigenvalues, falling, (num,), float64.
     :ivar functions: eigenfunctions of P at the nodes, one a column, (N, num): of mean square one, the largest entry positive.

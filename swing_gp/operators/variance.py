@@ -14,8 +14,8 @@ from swing_gp.operators.exact import symmetric_matrix
 from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 from swing_gp.operators.precision_kernel import PrecisionKernelLinearOperator
 from swing_gp.operators.preconditioning import LandmarkApproximation
-from swing_gp.operators.regimes import MOST_DENSE
 from swing_gp.operators.swing import SwingLinearOperator
+from swing_gp.solvers.sizes import MOST_DENSE
 
 PROBES = 16
 # The relative standard error above which an estimate says so.

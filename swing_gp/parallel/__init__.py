@@ -1,4 +1,4 @@
-"""More points than one process holds: shards on ``torch.distributed``, and features that are never stored."""
+"""Computations on more points than one process holds: shards on ``torch.distributed``, and streamed features."""
 
 from swing_gp.parallel.files import load_shard, part_path, save_part
 from swing_gp.parallel.shards import ShardError, Shards

@@ -1,9 +1,11 @@
-"""Files of shards: every process loads its own rows, and writes its own part of the results.
+"""Files of shards: every process loads its rows, and writes its part of the results.
 
 .. code-block:: python
 
     import torch, torch.distributed as dist
-    from swing_gp import Diffusion, Gaussian, ImplicitGraph, StreamedKernel, StreamedLandmarks
+    from swing_gp import Diffusion, Gaussian, ImplicitGraph
+    from swing_gp.parallel.streamed_landmarks import StreamedLandmarks
+    from swing_gp.parallel.streaming import StreamedKernel
     from swing_gp.parallel import Shards, load_shard, save_part
 
     dist.init_process_group("gloo")  # torchrun --nproc-per-node 4 product.py
@@ -28,59 +30,60 @@ from swing_gp.utils.files import whole_file
 
 
 def load_shard(path: str | os.PathLike, rank: int | None = None, world: int | None = None) -> Tensor:
-    """The rows of this process, of one ``.npy`` file or of a folder of parts: rows N r / P to N (r+1) / P for process r of P.
+    """Load the rows of this process from a ``.npy`` file or a folder of parts: rows N r / P to N (r+1) / P for process r of P.
 
-    Files are mapped into memory, and nothing is read before it is used; rows that lie in several parts are copied. Parts follow
-    each other in the order of the numbers in their names (``2.npy`` before ``10.npy``). Of the parts that :func:`save_part`
-    wrote none may be missing.
+    Files are mapped into memory and read on use; rows from several parts are copied. The parts are ordered by the numbers in
+    their names (``2.npy`` before ``10.npy``). No part that :func:`save_part` wrote may be missing.
 
-    :param rank: of this process; that of the default group if None.
-    :param world: how many processes there are; those of the default group if None.
+    :param path: the file or the folder.
+    :param rank: the rank of this process; that in the default group if None.
+    :param world: the number of processes; that of the default group if None.
     """
     rank = dist.get_rank() if rank is None else rank
     world = dist.get_world_size() if world is None else world
     path = Path(path)
     files = _parts(path) if path.is_dir() else [path]
-    arrays = [_mapped(file) for file in files]
+    arrays = [_map_array(file) for file in files]
     for file, array in zip(files, arrays, strict=True):
         if array.shape[1:] != arrays[0].shape[1:] or array.dtype != arrays[0].dtype:
             raise ValueError(f"{file} has rows of another shape or dtype than {files[0]}; all parts must be alike.")
     number = sum(len(array) for array in arrays)
     start, stop = number * rank // world, number * (rank + 1) // world
-    own, before = [], 0
+    pieces, before = [], 0
     for array in arrays:
-        own.append(array[max(0, start - before) : max(0, stop - before)])
+        pieces.append(array[max(0, start - before) : max(0, stop - before)])
         before += len(array)
-    own = [part for part in own if len(part)] or [arrays[0][:0]]
-    return torch.from_numpy(own[0] if len(own) == 1 else np.concatenate(own))
+    pieces = [piece for piece in pieces if len(piece)] or [arrays[0][:0]]
+    return torch.from_numpy(pieces[0] if len(pieces) == 1 else np.concatenate(pieces))
 
 
 def _parts(folder: Path) -> list[Path]:
-    """The files of a folder in order, without those that a process left half-written when it was killed."""
+    """List the files of a folder in order, without the unfinished files of killed processes."""
     files = [file for file in folder.glob("*.npy") if not file.name.startswith(".")]
     files.sort(key=lambda file: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", file.name)])
     if not files:
         raise ValueError(f"{folder} must hold .npy files, one row a node; there are none.")
     for world in {int(match[1]) for file in files if (match := re.fullmatch(r"\d+-of-(\d+)\.npy", file.name))}:
-        wanted = [part_path(folder, "", rank, world) for rank in range(world)]
-        if missing := [part.name for part in wanted if not part.exists()]:
+        expected = [part_path(folder, "", rank, world) for rank in range(world)]
+        if missing := [part.name for part in expected if not part.exists()]:
             raise ValueError(f"{folder} lacks {', '.join(missing)}: the run that wrote it did not end; run it again.")
     return files
 
 
 def part_path(folder: str | os.PathLike, name: str, rank: int | None = None, world: int | None = None) -> Path:
-    """Where :func:`save_part` writes the rows of this process."""
+    """Path that :func:`save_part` writes the rows of this process to; its parameters are the same."""
     rank = dist.get_rank() if rank is None else rank
     world = dist.get_world_size() if world is None else world
     return Path(folder) / name / f"{rank:05d}-of-{world:05d}.npy"
 
 
-def _mapped(path: Path) -> np.ndarray:
+def _map_array(path: Path) -> np.ndarray:
+    """Map a ``.npy`` file with one row a node into memory."""
     try:
-        array = np.load(path, mmap_mode="c", allow_pickle=False)  # copy on write: torch wants memory it could write to
+        array = np.load(path, mmap_mode="c", allow_pickle=False)  # copy on write, because torch needs writable memory
     except FileNotFoundError as error:
         raise ValueError(f"{path} does not exist.") from error
-    except Exception as error:  # of a damaged header NumPy raises whatever Python's parser does
+    except Exception as error:  # for a damaged header NumPy raises any error of Python's parser
         raise ValueError(f"{path} must be a .npy file of numbers, or a folder of them; write one with numpy.save.") from error
     if not isinstance(array, np.ndarray) or array.ndim == 0 or array.dtype.kind not in "fiub":
         raise ValueError(f"{path} must be a .npy file with one row a node.")
@@ -92,8 +95,16 @@ def _mapped(path: Path) -> np.ndarray:
 
 
 def save_part(folder: str | os.PathLike, name: str, values: Tensor, rank: int | None = None, world: int | None = None) -> Path:
-    """Write the rows of this process to ``folder/name/00000-of-00004.npy``, whole or not at all; :func:`load_shard` reads the
-    folder back. Parts that another number of processes has left there are removed."""
+    """Write the rows of this process to ``folder/name/00000-of-00004.npy``, atomically; :func:`load_shard` reads the folder.
+
+    Parts there from a run with another number of processes are removed.
+
+    :param folder: the folder of all results.
+    :param name: the name of this result.
+    :param values: the rows of this process.
+    :param rank: the rank of this process; that in the default group if None.
+    :param world: the number of processes; that of the default group if None.
+    """
     target = part_path(folder, name, rank, world)
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.name.startswith("00000-"):

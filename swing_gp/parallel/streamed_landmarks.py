@@ -1,4 +1,4 @@
-"""Landmark features that are never stored: of a cloud whose N x r matrix of features is too large, made anew in chunks."""
+"""Landmark features in chunks, for point sets whose N x r matrix of features is too large to store."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from swing_gp.linalg.chunks import row_chunks
 
 
 class StreamedLandmarks(LandmarkFeatures):
-    """:class:`LandmarkFeatures` in O(N + r^2) memory. Sums over the nodes are streamed, and there is nothing else of them."""
+    """:class:`~swing_gp.LandmarkFeatures` in O(N + r^2) memory: the features of the nodes are only available in streamed sums.
+
+    The parameters are those of :class:`~swing_gp.LandmarkFeatures`.
+    """
 
     stored = False
 
@@ -23,11 +26,11 @@ class StreamedLandmarks(LandmarkFeatures):
         raise RuntimeError("StreamedLandmarks do not store the features of the nodes; use LandmarkFeatures where they fit.")
 
     def chunks(self, number: int) -> Iterator[slice]:
-        """Slices of as many rows as have features of one block of memory."""
+        """Slice ``number`` rows into chunks, each with the features of one block of memory."""
         return row_chunks(number, self.num_features, self.graph.points.dtype)
 
     def node_degrees(self, features: Tensor) -> Tensor:  # (n, r) -> (n,)
-        """The degrees of nodes with these features, never less than a self-loop."""
+        """Degrees of nodes with the given features, at least that of a self-loop."""
         return (features @ self.feature_sums + self.residual(features)).clamp_min(1)
 
     @cached_property
@@ -37,7 +40,11 @@ class StreamedLandmarks(LandmarkFeatures):
         return self.graph.shards.max(torch.cat(chunks) if chunks else self.graph.points[:0, 0])
 
     def sum_over_nodes(self, function: Callable[[slice], Tensor], step: str) -> Tensor:
-        """The sum over all nodes of a function of a slice of them, in float64. The backward pass makes every chunk anew."""
+        """Sum a function of slices of nodes over all nodes, in float64. The backward pass recomputes every chunk.
+
+        :param function: from a slice of the nodes of this process to a tensor.
+        :param step: the name of the collective, for the counts and errors of shards.
+        """
         result = torch.zeros((), dtype=torch.float64, device=self.graph.points.device)
         for rows in self.chunks(self.graph.num_nodes):
             result = result + checkpoint(function, rows, use_reentrant=False, preserve_rng_state=False).double()
@@ -48,7 +55,7 @@ class StreamedLandmarks(LandmarkFeatures):
 
     @cached_property
     def feature_sums(self) -> Tensor:
-        self._cholesky  # noqa: B018 - made before the chunks, which share it
+        self._cholesky  # noqa: B018 - computed before the chunks, which share it
         return self.sum_over_nodes(lambda rows: self._chunk(rows).sum(0), "degrees").to(self.graph.points.dtype)
 
     @cached_property
@@ -58,7 +65,7 @@ class StreamedLandmarks(LandmarkFeatures):
             scaled = features if self.graph.normalization is None else features / self.node_degrees(features).unsqueeze(-1)
             return scaled.mT @ features
 
-        self.feature_sums  # noqa: B018 - made before the chunks, which share it
+        self.feature_sums  # noqa: B018 - computed before the chunks, which share it
         product = self.sum_over_nodes(part, "Gram matrix")
         return 0.5 * (product + product.mT)
 

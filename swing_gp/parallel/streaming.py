@@ -1,15 +1,14 @@
-r"""Closed-form Gaussian processes on clouds whose features do not fit in memory, in one process or in many.
+r"""Closed-form Gaussian processes on point sets whose features do not fit in memory, in one process or in many.
 
-With landmarks the kernel on the nodes is :math:`D + F C F^\top`, and a Gaussian process with noise needs no more of n
-observations y than sums over them. With :math:`L = s D + \sigma^2` and :math:`C' = s C` for the outputscale s,
+With landmarks the kernel on the nodes is :math:`D + F C F^\top`, and a Gaussian process with noise needs only sums over the n
+observations y. With :math:`L = s D + \sigma^2` and :math:`C' = s C` for the outputscale s,
 
 .. math:: A = F^\top L^{-1} F, \quad b = F^\top L^{-1} y, \quad q = y^\top L^{-1} y, \quad \ell = \log|L| ,
 
 .. math:: -2 \log p(y) = q - b^\top (I + C' A)^{-1} C' b + \ell + \log|I + C' A| + n \log 2\pi .
 
-Rows of F are made a chunk at a time, in the backward pass once more. Memory is O(N) for what a node brings along (its point,
-its target), plus one chunk. On a graph with :class:`~swing_gp.parallel.Shards` the sums run over all processes: what travels
-between them is k x k, whatever N is.
+Rows of F are computed a chunk at a time, and again in the backward pass. Memory is O(N) for points and targets, plus one chunk.
+On a graph with :class:`~swing_gp.parallel.Shards` the sums run over all processes, whose messages are k x k, whatever N is.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from gpytorch.kernels import ScaleKernel
@@ -36,10 +35,10 @@ from swing_gp.series.base import Series
 
 
 class StreamedKernel:
-    r"""The landmark kernel :math:`K = D + F C F^\top` on all nodes, without a row of F that is kept.
+    r"""The landmark kernel :math:`K = D + F C F^\top` on all nodes; rows of F are never stored.
 
-    :param features: the landmarks.
-    :param series: the kernel.
+    :param features: the landmarks, on a graph with a symmetric matrix.
+    :param series: the series.
 
     >>> import torch
     >>> from swing_gp import Diffusion, Gaussian, ImplicitGraph
@@ -52,11 +51,15 @@ class StreamedKernel:
     def __init__(self, features: StreamedLandmarks, series: Series) -> None:
         features.graph.check_symmetric("StreamedKernel")
         self.features, self.series, self.points = features, series, features.graph.points
-        # Degrees are at least that of a lone node, so no self-loop exceeds the spectrum.
+        # Degrees are at least that of an isolated node, so no self-loop exceeds the spectrum.
         self.core = kernel_core(features, series, 0.0)  # (k, k), float64
 
     def rows(self, x: Tensor, *, nodes: bool) -> tuple[Tensor, Tensor]:  # (n, d) -> (n, k), (n,)
-        """Rows of F and entries of D at points, which are nodes or off the graph."""
+        """Rows of F and entries of D at points.
+
+        :param x: points.
+        :param nodes: True if all of them are nodes, False if all are off the graph.
+        """
         features = self.features.features(x)
         log_degree = None
         if self.features.graph.normalization is not None:
@@ -70,18 +73,18 @@ class StreamedKernel:
 
     @cached_property
     def largest(self) -> float:
-        """The largest variance that a node has through its features."""
+        """Largest variance of a node from its features, without D."""
         with torch.no_grad():
             factors = (self.rows(self.points[rows], nodes=True)[0] for rows in self.features.chunks(len(self.points)))
             variances = [(factor.double() @ self.core * factor).sum(-1) for factor in factors]
         return self.features.graph.shards.max(torch.cat(variances))
 
     def residual(self) -> float:
-        """The mean of what the landmarks leave out: :attr:`~swing_gp.LandmarkFeatures.mean_residual`."""
+        """Mean residual of the landmarks: :attr:`~swing_gp.LandmarkFeatures.mean_residual`."""
         return self.features.mean_residual
 
     def mean_variance(self) -> Tensor:  # scalar
-        """The mean of the diagonal of K."""
+        """Mean of the diagonal of K, differentiable."""
 
         def part(rows: slice) -> Tensor:
             factor, diag = self.rows(self.points[rows], nodes=True)
@@ -91,7 +94,10 @@ class StreamedKernel:
 
     @torch.no_grad()
     def product(self, values: Tensor) -> Tensor:  # (N, c) -> (N, c)
-        """K v."""
+        """Compute K v, without gradients.
+
+        :param values: v, one row per node of this process.
+        """
         number, dtype = len(self.points), self.points.dtype
         if not self.features.graph.shards.all(values.dim() == 2 and len(values) == number and values.dtype == dtype):
             got = f"{tuple(values.shape)} of {values.dtype}"
@@ -109,7 +115,7 @@ class StreamedKernel:
 
 
 class _Posterior(NamedTuple):
-    """What predictions need: the kernel and its scale, M and m of :mod:`swing_gp.gp.posterior`, and the observations."""
+    """Data of predictions: the kernel, its scale s, M and m of :mod:`swing_gp.operators.posterior`, and the observations."""
 
     kernel: StreamedKernel
     scale: Tensor
@@ -120,14 +126,14 @@ class _Posterior(NamedTuple):
 
 
 class StreamedGP(torch.nn.Module):
-    """GP regression with a graph kernel on landmarks, its features never stored.
+    """GP regression with a graph kernel on landmarks, whose features are never stored.
 
-    Hyper-parameters are those of the GPyTorch objects given, with their constraints and priors. Landmarks are chosen anew when
-    the lengthscale has moved by a factor of 1.25. The targets have mean zero, or are centred by the caller. Nodes are distinct
-    even where their points coincide, as GPyTorch has it for node ids.
+    Hyper-parameters are those of the given GPyTorch objects, with their constraints and priors. Landmarks are selected again
+    after the lengthscale changes by a factor of 1.25. The targets must have mean zero: centre them before. Nodes are distinct
+    even if their points coincide, as for node ids in GPyTorch.
 
-    :param kernel: a graph kernel on the nodes (of this process), alone or in a ``ScaleKernel``; ``num_features`` is its number
-        of landmarks, 512 if not given.
+    :param kernel: a graph kernel on the nodes of this process, alone or in a ``ScaleKernel``, with ``features="landmarks"``;
+        its ``num_features`` is the number of landmarks, 512 by default.
     :param likelihood: the noise, one for all observations; ``GaussianLikelihood()`` if None.
 
     >>> import gpytorch, torch
@@ -155,25 +161,27 @@ class StreamedGP(torch.nn.Module):
         self.kernel, self.graph_kernel = kernel, graph_kernel
         self.likelihood = GaussianLikelihood().to(graph_kernel.nodes.points) if likelihood is None else likelihood
         self._features: StreamedLandmarks | None = None
-        self._restored: Tensor | None = None  # the lengthscale that the landmarks of a state_dict were chosen for
+        self._restored_lengthscale: Tensor | None = None  # the lengthscale that the landmarks of a state_dict were selected at
         self._posterior: _Posterior | None = None
 
     @property
     def points(self) -> Tensor:
+        """Nodes of this process, (N, d)."""
         return self.graph_kernel.nodes.points
 
     @property
     def shards(self) -> Reducer:
+        """Processes that hold the nodes."""
         return self.graph_kernel.graph().shards
 
     def streamed_kernel(self) -> tuple[StreamedKernel, Tensor]:
-        """The kernel at the current hyper-parameters, and the factor s in front of it."""
-        graph: Any = self.graph_kernel.graph()
+        """Kernel at the current hyper-parameters, and its factor s."""
+        graph = cast(ImplicitGraph, self.graph_kernel.graph())  # landmarks are those of an implicit graph
         if self._features is None or not self._features.valid_for(graph):
-            lengthscale = graph.edge.lengthscale.detach() if self._restored is None else self._restored
-            self._features = self._choose(graph.with_tensors(self.points.detach(), lengthscale))
-            self._restored = None
-            if not self._features.valid_for(graph):  # restored, and trained on since
+            lengthscale = graph.edge.lengthscale.detach() if self._restored_lengthscale is None else self._restored_lengthscale
+            self._features = self._select_landmarks(graph.with_tensors(self.points.detach(), lengthscale))
+            self._restored_lengthscale = None
+            if not self._features.valid_for(graph):  # trained on since the restored state
                 return self.streamed_kernel()
         streamed = StreamedKernel(self._features.bind(graph), self.graph_kernel.series())
         scale = self.kernel.outputscale if isinstance(self.kernel, ScaleKernel) else self.points.new_ones(())
@@ -181,22 +189,23 @@ class StreamedGP(torch.nn.Module):
             scale = scale / streamed.mean_variance()
         return streamed, scale
 
-    def _choose(self, graph: ImplicitGraph) -> StreamedLandmarks:
+    def _select_landmarks(self, graph: ImplicitGraph) -> StreamedLandmarks:
         request = self.graph_kernel.request
         return StreamedLandmarks(graph, request.num_features or 512, generator=torch.Generator().manual_seed(request.seed))
 
     def get_extra_state(self) -> Tensor:  # (), (d,), or (0,) where there are no landmarks yet
-        """The lengthscale that the landmarks were chosen for: with the seed it gives them again."""
+        """Lengthscale that the landmarks were selected at; with the seed it reproduces them."""
         if self._features is not None:
             return self._features.graph.edge.lengthscale
-        return self.points.new_empty(0) if self._restored is None else self._restored
+        return self.points.new_empty(0) if self._restored_lengthscale is None else self._restored_lengthscale
 
     def set_extra_state(self, state: Tensor) -> None:
+        """Restore the lengthscale of :meth:`get_extra_state`."""
         self._features = self._posterior = None
-        self._restored = state.to(self.points) if state.numel() else None
+        self._restored_lengthscale = state.to(self.points) if state.numel() else None
 
     def _checked(self, y: Tensor, observed: Tensor | None) -> tuple[Tensor, int]:  # (N,), n
-        """Which nodes are observed, and how many of all processes."""
+        """Check the targets; return the mask of observed nodes, and their number over all processes."""
         number, shards = len(self.points), self.shards
         if not shards.all(torch.is_tensor(y) and y.shape == (number,) and y.dtype == self.points.dtype):
             raise ValueError(f"y must be a vector of {number} targets of {self.points.dtype}, one a node.")
@@ -210,13 +219,13 @@ class StreamedGP(torch.nn.Module):
         return observed, total
 
     def _statistics(self, streamed: StreamedKernel, scale: Tensor, y: Tensor, observed: Tensor) -> tuple[Tensor, ...]:
-        """A, b, q and log|L|."""
+        """Compute A, (k, k), b, (k,), q and log|L|, in float64."""
         size, noise = streamed.features.num_features, self.likelihood.noise
 
         def part(rows: slice) -> Tensor:
-            some = observed[rows]
-            factor, diag = streamed.rows(streamed.points[rows][some], nodes=True)
-            targets, variance = y[rows][some], scale * diag + noise
+            mask = observed[rows]
+            factor, diag = streamed.rows(streamed.points[rows][mask], nodes=True)
+            targets, variance = y[rows][mask], scale * diag + noise
             weighted = factor / variance.unsqueeze(-1)
             sums = torch.stack([targets.square().double() @ (1 / variance).double(), variance.double().log().sum()])
             return torch.cat([(weighted.mT @ factor).double().flatten(), (weighted.mT @ targets).double(), sums])
@@ -227,11 +236,10 @@ class StreamedGP(torch.nn.Module):
         return 0.5 * (inner + inner.mT), projected, *rest
 
     def marginal_log_likelihood(self, y: Tensor, observed: Tensor | None = None) -> Tensor:  # scalar
-        """The marginal log-likelihood, and the logarithms of priors, over the number of observations, as GPyTorch has it; the
-        same on all processes.
+        """Marginal log-likelihood plus log-priors, over the number of observations, as in GPyTorch; equal on all processes.
 
-        :param y: targets of the nodes, (N,); those of nodes that are not observed do not matter.
-        :param observed: which nodes are, (N,); all if None.
+        :param y: targets of the nodes, (N,), in their dtype; those of nodes that are not observed do not matter.
+        :param observed: mask of the observed nodes, (N,); all if None.
         """
         observed, number = self._checked(y, observed)
         self.shards.average_gradients(*self.parameters())
@@ -248,44 +256,51 @@ class StreamedGP(torch.nn.Module):
     def fit(
         self, y: Tensor, observed: Tensor | None = None, *, steps: int = 50, lr: float = 0.1, progress: bool | None = False
     ) -> list[float]:
-        """Train the hyper-parameters by steps of Adam, condition on the targets, and return the losses."""
+        """Train the hyper-parameters by Adam, condition on the targets, and return the losses.
+
+        :param y: targets of the nodes, (N,).
+        :param observed: mask of the observed nodes, (N,); all if None.
+        :param steps: the number of steps.
+        :param lr: the learning rate.
+        :param progress: show a progress bar; None shows it on a terminal.
+        """
         losses = minimize(lambda: -self.marginal_log_likelihood(y, observed), self, steps=steps, lr=lr, progress=progress)
         self.condition(y, observed)
         return losses
 
     @torch.no_grad()
     def condition(self, y: Tensor, observed: Tensor | None = None) -> None:
-        """Condition on targets at the current hyper-parameters."""
+        """Condition on targets at the current hyper-parameters; the arguments are those of :meth:`fit`."""
         observed, _ = self._checked(y, observed)
         streamed, scale = self.streamed_kernel()
         inner, projected, *_ = self._statistics(streamed, scale, y, observed)
         covariance = Woodbury(scale.double() * streamed.core, inner).posterior_core()
-        # By all processes together: later each predicts by itself.
+        # Collectives of all processes, which predictions do not have.
         _ = streamed.features.largest_residual
         _ = streamed.largest if streamed.series.steep else None
         self._posterior = _Posterior(streamed, scale, covariance, covariance @ projected, y, observed)
 
     @torch.no_grad()
     def predict_nodes(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Means and variances of the function at the nodes of this process: slices of them, with their values."""
+        """Yield slices of the nodes of this process, with means and variances of the function there."""
         kernel, scale, covariance, weights, y, observed = self._conditioned()
         for rows in kernel.features.chunks(len(y)):
             factor, diag = kernel.rows(kernel.points[rows], nodes=True)
-            own = scale * diag
-            # An observed node has seen its own part of the prior, too.
-            share = torch.where(observed[rows], own / (own + self.likelihood.noise), 0.0)
+            variance = scale * diag
+            # The target of an observed node also informs its independent part, of this variance.
+            share = torch.where(observed[rows], variance / (variance + self.likelihood.noise), 0.0)
             mean = factor @ weights.to(factor)
             mean = mean + share * (torch.where(observed[rows], y[rows], 0.0) - mean)
-            left = factor * (1 - share).unsqueeze(-1)
-            yield rows, mean, (left @ covariance.to(left) * left).sum(-1) + own * (1 - share)
+            factor = factor * (1 - share).unsqueeze(-1)
+            yield rows, mean, (factor @ covariance.to(factor) * factor).sum(-1) + variance * (1 - share)
 
     @torch.no_grad()
     def predict(self, x: Tensor) -> tuple[Tensor, Tensor]:  # (n, d) -> (n,), (n,)
-        """Means and variances of the function off the graph; for nodes use :meth:`predict_nodes`."""
+        """Compute means and variances of the function off the graph; for nodes use :meth:`predict_nodes`."""
         kernel, scale, covariance, weights, *_ = self._conditioned()
         if self.graph_kernel.active_dims is not None:
             x = x.index_select(-1, self.graph_kernel.active_dims)
-        x = locate(self.points[:0], x).points  # refuses what are no coordinates of this graph
+        x = locate(self.points[:0], x).points  # checks dimension, dtype and finiteness
         means, variances = [], []
         for rows in kernel.features.chunks(len(x)):
             factor, diag = kernel.rows(x[rows], nodes=False)
@@ -294,7 +309,7 @@ class StreamedGP(torch.nn.Module):
         return torch.cat(means), torch.cat(variances)
 
     def residual(self) -> float:
-        """What the landmarks of the predictions leave out: :meth:`StreamedKernel.residual`."""
+        """Mean residual of the landmarks of the predictions: :meth:`~swing_gp.parallel.streaming.StreamedKernel.residual`."""
         return self._conditioned().kernel.residual()
 
     def _conditioned(self) -> _Posterior:

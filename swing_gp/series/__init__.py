@@ -1,1 +1,1 @@
-"""What a kernel is: the coefficients and the closed form of a series in the matrix of a graph."""
+"""Series: coefficients and closed forms of kernels that are power series in the matrix of a graph."""

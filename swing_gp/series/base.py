@@ -1,8 +1,9 @@
 r"""Series: the kernel :math:`K = \sum_k \alpha_k A^k` of a graph matrix A, and its closed form :math:`g(\lambda)`.
 
-Every series knows its coefficients :math:`\alpha`, its modulation :math:`\rho` with :math:`\rho * \rho = \alpha` (the
-coefficients of :math:`\sqrt g`), where it converges, and where it is non-negative. All three are differentiable in the
-parameters of the series. With L = I - A the Laplacian of a normalised graph,
+Every series has coefficients :math:`\alpha`, a modulation :math:`\rho` with :math:`\rho * \rho = \alpha` (the coefficients
+of :math:`\sqrt g`), its radius of convergence, and the interval on which it is non-negative. Coefficients,
+modulation and closed form are differentiable in the parameters of the series. With the Laplacian L = I - A of a normalised
+graph,
 
 ======================================  ==============================================
 ``Diffusion(time)``                     :math:`\exp(-t L)`
@@ -11,7 +12,7 @@ parameters of the series. With L = I - A the Laplacian of a normalised graph,
 ``RegularizedLaplacian(scale, power)``  :math:`(I + s L)^{-p}`
 ``InverseCosine()``                     :math:`\cos(\pi L / 4)`
 ``Matern(nu, kappa)``                   :math:`(2 \nu / \kappa^2 + L)^{-\nu}`
-``PowerSeries(alpha)``                  :math:`\sum_k \alpha_k A^k`, a user's own
+``PowerSeries(alpha)``                  :math:`\sum_k \alpha_k A^k`
 ======================================  ==============================================
 
 >>> from swing_gp import Diffusion
@@ -33,25 +34,26 @@ from torch import Tensor
 
 from swing_gp.linalg.expansions import chebyshev_coefficients, horner, series_root, truncation
 
-# A walk or a truncated series longer than this is refused, with its length in the message.
+# Most terms of a walk or of a truncated series; each is one step of every walker.
 MAX_HORIZON = 2000
+# Highest degree of a Chebyshev polynomial; each degree is one product with A.
 MAX_CHEBYSHEV_DEGREE = 4096
-# How far below the largest number of a dtype a kernel has to stay: sums over nodes and over terms go beyond its eigenvalues.
-ROOM = 1e6
+# Ratio of the largest number of a dtype to the largest eigenvalue of a kernel: sums over a million nodes must not overflow.
+OVERFLOW_MARGIN = 1e6
 
 
 @dataclass(frozen=True)
 class Inverse:
-    r"""The inverse of a closed form that is smooth on the spectrum, :math:`1/g = (a + b \lambda)^m \rho(\lambda)`.
+    r"""Factors of the inverse of a closed form, :math:`1/g = (a + b \lambda)^m \rho(\lambda)`, smooth on the spectrum.
 
-    On a sparse graph the inverse of K is then a product of sparse matrices, which is what a Gaussian process needs: a Matérn
-    kernel has :math:`(1 + 2\nu/\kappa^2 - \lambda)^\nu`.
+    On a sparse graph the inverse of K is then a product of sparse matrices, the precision of a Gaussian process. That of a
+    Matérn kernel is :math:`(1 + 2\nu/\kappa^2 - \lambda)^\nu`.
 
-    :ivar linear: a and b, (2,), float64; b < 0, and a + b > 0.
-    :ivar whole: m.
-    :ivar rest: :math:`\rho`, positive on the spectrum; None for one.
-    :ivar order: the power of :math:`a + b \lambda` that :math:`1/g` is closest to, by which preconditioners go.
-    :ivar closed: :math:`1/g` as a series of its own, whose remainders are what goes on off the graph.
+    :ivar linear: the coefficients a and b, (2,), float64; b < 0, and a + b > 0.
+    :ivar whole: the integer power m.
+    :ivar rest: the remaining factor :math:`\rho`, positive on the spectrum; None if it is one.
+    :ivar order: the power of :math:`a + b \lambda` that is closest to :math:`1/g`; preconditioners use it.
+    :ivar closed: :math:`1/g` as a series; its remainders extend K off the graph.
     """
 
     linear: Tensor
@@ -64,11 +66,11 @@ class Inverse:
 class Series(ABC):
     r"""A power series with a closed form.
 
-    :ivar degree: the degree where the series is a polynomial, else None.
+    :ivar degree: the degree if the series is a polynomial, else None.
     :ivar radius: the radius of convergence of the coefficients.
-    :ivar nonnegative: the interval of eigenvalues on which g is non-negative, so that K is PSD there.
-    :ivar least: where the closed form begins; above it g is smooth.
-    :ivar steep: whether g changes so fast near zero that a small error of the graph is not a small error of the kernel.
+    :ivar nonnegative: the interval of eigenvalues on which g is non-negative; K is PSD if it holds the spectrum.
+    :ivar least: the lower end of the domain of g, which is smooth above it.
+    :ivar steep: True if g changes so fast near zero that a small error of A becomes a large error of K.
     """
 
     degree: int | None = None
@@ -82,7 +84,7 @@ class Series(ABC):
     @property
     @abstractmethod
     def modulation_radius(self) -> float:
-        """The radius of convergence of the modulation."""
+        """Radius of convergence of the modulation."""
 
     @property
     @abstractmethod
@@ -90,18 +92,18 @@ class Series(ABC):
 
     @abstractmethod
     def __call__(self, eigenvalues: Tensor) -> Tensor:
-        r"""The closed form :math:`g(\lambda)`, elementwise."""
+        r"""Evaluate the closed form :math:`g(\lambda)`, elementwise, in the dtype of the eigenvalues."""
 
     @abstractmethod
     def coefficients(self, number: int) -> Tensor:
-        r""":math:`\alpha_0, \dots, \alpha_{n-1}` in float64."""
+        r"""Coefficients :math:`\alpha_0, \dots, \alpha_{n-1}`, (number,), float64."""
 
     def inverse(self) -> Inverse | None:
-        r""":math:`1/g`, where it is smooth: kernels of sparse graphs are solved with through it."""
+        r"""Factors of :math:`1/g` if it is smooth on the spectrum, else None; solves on sparse graphs use them."""
         return None
 
     def modulation(self, number: int) -> Tensor:
-        r""":math:`\rho_0, \dots, \rho_{n-1}` in float64, with :math:`\sum_j \rho_j \rho_{k-j} = \alpha_k`."""
+        r"""Modulation :math:`\rho_0, \dots, \rho_{n-1}`, (number,), with :math:`\sum_j \rho_j \rho_{k-j} = \alpha_k`."""
         alpha = self.coefficients(number)
         if alpha[0].item() <= 0:
             raise ValueError(
@@ -111,26 +113,33 @@ class Series(ABC):
         return series_root(alpha)
 
     def remainder(self, eigenvalues: Tensor) -> Tensor:
-        r""":math:`h(\lambda) = (g(\lambda) - \alpha_0) / \lambda`, with full accuracy near zero; h(0) = alpha_1."""
-        return self._divided(self, 1, eigenvalues)
+        r"""Remainder :math:`h(\lambda) = (g(\lambda) - \alpha_0) / \lambda`, with full accuracy near zero; h(0) = alpha_1."""
+        return self._divided_difference(self, 1, eigenvalues)
 
     def second_remainder(self, eigenvalues: Tensor) -> Tensor:
-        r""":math:`h_2(\lambda) = (h(\lambda) - \alpha_1) / \lambda`, with full accuracy near zero."""
-        return self._divided(self.remainder, 2, eigenvalues)
+        r"""Second remainder :math:`h_2(\lambda) = (h(\lambda) - \alpha_1) / \lambda`, with full accuracy near zero."""
+        return self._divided_difference(self.remainder, 2, eigenvalues)
 
     def coupling(self, loops: Tensor) -> Tensor | None:
-        r"""By what a self-loop of its own scales the ties of a node to all others: :math:`h(\ell) / h(0)`, exact to first order
-        in eigenvalues; None where h(0) = 0."""
+        r"""Self-loop rescaling factor :math:`h(\ell) / h(0)`, or None if h(0) = 0.
+
+        A self-loop scales the kernel between its node and all others by this factor, exactly to first order in eigenvalues.
+
+        :param loops: weights :math:`\ell` of self-loops in A, of any shape.
+        """
         slope = self.coefficients(2)[1]
         return self.remainder(loops) / slope.to(loops) if slope.item() != 0 else None
 
-    def _divided(self, before: Callable[[Tensor], Tensor], order: int, eigenvalues: Tensor) -> Tensor:
-        """The function with coefficients from ``order`` on, given the one with one coefficient more."""
+    def _divided_difference(self, before: Callable[[Tensor], Tensor], order: int, eigenvalues: Tensor) -> Tensor:
+        """Series with the coefficients from ``order`` on, without cancellation near zero.
+
+        :param before: the series with the coefficients from ``order - 1`` on.
+        """
         if self.degree is not None:
             return horner(self.coefficients(max(self.degree, order) + 1)[order:].to(eigenvalues), eigenvalues)
         # 30 terms reach 0.3^30 = 2e-16 below the switch; above it the cancellation in the difference is harmless.
         alpha = self.coefficients(31).to(eigenvalues)
-        ratio = abs((alpha[1] / alpha[0]).item()) if alpha[0].item() else 1e300  # underflown: growth beyond measure
+        ratio = abs((alpha[1] / alpha[0]).item()) if alpha[0].item() else 1e300  # alpha_0 has underflowed
         switch = 0.3 * min(1 / ratio if ratio else math.inf, self.radius, 1e6)
         small = eigenvalues.abs() < switch
         near = horner(alpha[order:], torch.where(small, eigenvalues, torch.zeros_like(eigenvalues)))
@@ -138,11 +147,13 @@ class Series(ABC):
         return torch.where(small, near, (before(safe) - alpha[order - 1]) / safe)
 
     def horizon(self, tol: float, *, bound: float = 1.0, sides: int = 1) -> int:
-        r"""The number of terms after which what remains, :math:`\sum_{k \ge n} |c_k| b^k`, is below ``tol`` of the whole.
+        r"""Number n of terms whose remainder :math:`\sum_{k \ge n} |c_k| b^k` is below ``tol`` times the sum of all terms.
 
-        c is alpha for one-sided estimates and the modulation for two-sided ones; ``bound`` is a bound b on the spectrum.
+        :param tol: the relative error.
+        :param bound: the bound b on the absolute eigenvalues.
+        :param sides: 1 for one-sided walks, whose coefficients c are alpha; 2 for two-sided ones, whose c is the modulation.
         """
-        name, degree, _ = self._carried(sides)
+        name, degree, _ = self._walk_coefficients(sides)
         if degree is not None:
             return 1 + degree
         self.check_walks(bound, sides=sides)
@@ -152,47 +163,52 @@ class Series(ABC):
             values = self.coefficients(number) if sides == 1 else self.modulation(number)
             return values.abs() * bound ** torch.arange(number, dtype=torch.float64, device=values.device)
 
-        needed = truncation(terms, tol, MAX_HORIZON)
-        if needed > MAX_HORIZON:
+        number = truncation(terms, tol, MAX_HORIZON)
+        if number > MAX_HORIZON:
             raise ValueError(
                 f"The {name} of {self!r} decays so slowly that a tolerance of {tol:g} needs a horizon of about "
-                f"{needed:.2g} steps; the limit is {MAX_HORIZON}. Use Walks(sides=1), a larger tol, Walks(halting=p), "
+                f"{number:.2g} steps; the limit is {MAX_HORIZON}. Use Walks(sides=1), a larger tol, Walks(halting=p), "
                 "or the collapsed kernel (walks=None), which needs no horizon."
             )
-        return int(needed)
+        return int(number)
 
     def check_walks(self, bound: float, *, sides: int) -> None:
-        """Refuse walks, of a fixed or a random length, where what they carry diverges; a polynomial never does."""
-        name, degree, radius = self._carried(sides)
+        """Refuse walks of any length whose coefficients diverge; those of a polynomial never do."""
+        name, degree, radius = self._walk_coefficients(sides)
         if degree is None and bound > radius:
             raise ValueError(
                 f"The {name} of {self!r} diverges on this graph: it converges for eigenvalues up to {radius:g}, "
                 f"the graph reaches {bound:g}. Use normalization='symmetric', or the collapsed kernel (walks=None)."
             )
 
-    def _carried(self, sides: int) -> tuple[str, int | None, float]:
-        """What walks carry: its name in messages, its degree if it is a polynomial, and where it converges."""
+    def _walk_coefficients(self, sides: int) -> tuple[str, int | None, float]:
+        """Coefficients that walks use: their name for messages, their degree if finite, and their radius of convergence."""
         if sides == 1:
             return "series", self.degree, self.radius
         return "modulation", self.modulation_degree, self.modulation_radius
 
     @property
     def modulation_degree(self) -> int | None:
-        """The degree of the modulation where it is a polynomial, else None."""
+        """Degree of the modulation if it is a polynomial, else None."""
         return 0 if self.degree == 0 else None
 
     def chebyshev(
         self, interval: tuple[float, float], tol: float, function: Callable[[Tensor], Tensor] | None = None
     ) -> Tensor:
-        """Chebyshev coefficients of g on an interval, or of another ``function`` of the eigenvalues, to a relative ``tol``."""
-        found = self.expansion(interval, tol, function)
-        if found is None:
+        """Chebyshev coefficients of g on an interval, (degree + 1,), float64.
+
+        :param interval: the spectrum.
+        :param tol: the relative error.
+        :param function: a function of the eigenvalues to expand in place of g.
+        """
+        coefficients = self.expansion(interval, tol, function)
+        if coefficients is None:
             raise ValueError(
                 f"{self!r} needs a polynomial of degree above {MAX_CHEBYSHEV_DEGREE} on [{interval[0]:g}, {interval[1]:g}] "
                 f"for a tolerance of {tol:g}. Use milder parameters (a shorter range), a whole nu, at most 2,000 nodes, "
                 "normalization='symmetric' or, for an ImplicitGraph, features='landmarks', whichever is not yet so."
             )
-        return found
+        return coefficients
 
     def expansion(
         self, interval: tuple[float, float], tol: float, function: Callable[[Tensor], Tensor] | None = None
@@ -203,7 +219,7 @@ class Series(ABC):
         return chebyshev_coefficients(function or self, interval, tol, MAX_CHEBYSHEV_DEGREE, degree)
 
     def num_terms(self, interval: tuple[float, float], tol: float) -> float:
-        """The terms of a Chebyshev polynomial of g to a relative ``tol``; infinite where there is none."""
+        """Number of Chebyshev terms of g for a relative error ``tol``; infinite if no polynomial reaches it."""
         try:
             with torch.no_grad():
                 return len(self.chebyshev(interval, tol))
@@ -211,14 +227,16 @@ class Series(ABC):
             return math.inf
 
     def share_beyond_identity(self, interval: tuple[float, float]) -> float:
-        r""":math:`\max|g - \alpha_0| / \max|g|` over a spectrum."""
+        r"""Share of the kernel beyond its identity part, :math:`\max|g - \alpha_0| / \max|g|` over a spectrum."""
         with torch.no_grad():
             values = self(torch.linspace(*interval, 65, dtype=torch.float64))
             return float((values - self.coefficients(1)[0]).abs().max() / values.abs().max())
 
     def sensitivity(self, interval: tuple[float, float]) -> float:
-        r"""By how much, at least one, a relative error of the matrix may grow to one of the kernel beyond its identity part:
-        :math:`b \max|g'| / \max|g - \alpha_0|` over a spectrum that reaches up to b. For a diffusion it is its time."""
+        r"""Amplification of a relative error of A to one of the kernel beyond its identity part, at least one.
+
+        It is :math:`b \max|g'| / \max|g - \alpha_0|` over a spectrum up to b; for a diffusion, its time.
+        """
         low, high = interval
         with torch.enable_grad():
             cosines = torch.linspace(-math.pi, 0, 257, dtype=torch.float64).cos()
@@ -229,7 +247,7 @@ class Series(ABC):
         return max(1.0, high * slope / size) if size > 0 and math.isfinite(slope) else 1.0
 
     def check_precision(self, dtype: torch.dtype) -> None:
-        """Refuse a steep series where weights are rounded far above the eigenvalues that it tells apart."""
+        """Refuse a steep series at a precision that rounds away the eigenvalues it tells apart."""
         if self.steep and dtype == torch.float32:
             raise ValueError(
                 f"{self!r} tells eigenvalues apart that float32 rounds away. Use float64 (points.double()), or a floor of at "
@@ -237,7 +255,7 @@ class Series(ABC):
             )
 
     def check_smooth(self) -> None:
-        """Refuse a steep series where a polynomial is taken, or weights have an error."""
+        """Refuse a steep series on routes that take polynomials, or whose weights have errors."""
         if self.steep:
             raise ValueError(
                 f"{self!r} is too steep near zero for the polynomials and tolerances of lists, grids and exact weights. "
@@ -245,9 +263,11 @@ class Series(ABC):
             )
 
     def check_spectrum(self, interval: tuple[float, float], *, psd: bool, dtype: torch.dtype = torch.float64) -> None:
-        """Refuse a spectrum on which the series diverges, overflows or, where ``psd`` is asked for, is negative.
+        """Refuse a spectrum on which the series diverges or overflows.
 
-        :param dtype: what products are computed in.
+        :param interval: the interval that holds the spectrum.
+        :param psd: refuse a spectrum on which the series is negative, too.
+        :param dtype: the precision of products.
         """
         low, high = interval
         reach = max(abs(low), abs(high))
@@ -267,10 +287,10 @@ class Series(ABC):
         self.check_overflow(interval, dtype)
 
     def check_overflow(self, interval: tuple[float, float], dtype: torch.dtype) -> None:
-        """Refuse a spectrum on which the series leaves the range of a dtype, with room for the sums of a product."""
+        """Refuse a spectrum on which the series, or a sum in a product with it, leaves the range of a dtype."""
         reach = max(map(abs, interval))
         values = self(torch.tensor(interval, dtype=torch.float64)).detach().abs()
-        if not bool((values < torch.finfo(dtype).max / ROOM).all()):
+        if not bool((values < torch.finfo(dtype).max / OVERFLOW_MARGIN).all()):
             raise ValueError(
                 f"{self!r} overflows on this graph, whose eigenvalues reach {reach:.3g}. "
                 "Use normalization='symmetric', or milder parameters."

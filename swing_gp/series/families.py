@@ -1,4 +1,4 @@
-"""The named series, and a user's own polynomial."""
+"""Named series, and polynomials given by their coefficients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from swing_gp.utils.validation import as_parameter, as_real, check_count
 
 
 class Diffusion(Series):
-    r"""The heat kernel :math:`\exp(-t (I - A))` (Kondor & Lafferty, 2002)."""
+    r"""The heat kernel :math:`\exp(-t (I - A))` (Kondor & Lafferty, 2002).
+
+    :param time: the diffusion time t, positive.
+    """
 
     def __init__(self, time: float | Tensor = 1.0) -> None:
         self.time = as_parameter("time", time)
@@ -40,8 +43,8 @@ class Diffusion(Series):
         return torch.where(small, near, far)
 
     def coupling(self, loops: Tensor) -> Tensor:
-        # expm1(t l) / (t l): of h(l) and h(0) = t exp(-t) themselves no float holds the square from t = 370 on, which gradients
-        # of their ratio take, nor the number from 745 on. Beyond e^500 every other bound on the coupling is less.
+        # The ratio is expm1(t l) / (t l). Its parts would underflow: h(0) = t exp(-t) from t = 745 on, and its square, which
+        # gradients of the ratio take, from 370 on. Above e^500 other bounds on the coupling are smaller.
         y = (self.time.to(loops) * loops).clamp_max(500)
         small = y.abs() < 1e-3
         far = torch.where(small, torch.ones_like(y), y)
@@ -57,11 +60,11 @@ class Diffusion(Series):
 
 
 class _Binomial(Series):
-    r"""The family :math:`g(\lambda) = (a + b \lambda)^p`; its modulation is the same with p/2."""
+    r"""The family :math:`g(\lambda) = (a + b \lambda)^p`; its modulation is the member with p/2."""
 
     @abstractmethod
     def _terms(self) -> tuple[Tensor, Tensor, Tensor]:
-        """a, b and p, in float64: a + b may be small beside both."""
+        """Scalars a, b and p in float64: a + b may be much smaller than both."""
 
     @property
     def radius(self) -> float:
@@ -83,12 +86,12 @@ class _Binomial(Series):
         order = -power.item()
         if not (order > 0 and b.item() < 0):
             return None
-        whole = math.floor(order + 1e-12)
-        if power.requires_grad and order - whole < 1e-12:
-            whole -= 1  # a power of zero would be one, without a trace of its derivative
-        left = -power - whole
-        rest = _Power(a, b, left) if abs(left.item()) > 1e-12 else None
-        return Inverse(torch.stack([a, b]), whole, rest, order, _Power(a, b, -power))
+        integer = math.floor(order + 1e-12)
+        if power.requires_grad and order - integer < 1e-12:
+            integer -= 1  # the fraction is then one: a factor with a power of zero would have no gradient
+        fraction = -power - integer
+        rest = _Power(a, b, fraction) if abs(fraction.item()) > 1e-12 else None
+        return Inverse(torch.stack([a, b]), integer, rest, order, _Power(a, b, -power))
 
     def coefficients(self, number: int) -> Tensor:
         return _binomial(*self._terms(), number)
@@ -99,7 +102,7 @@ class _Binomial(Series):
 
 
 class _Power(_Binomial):
-    """The inverse of a binomial series, which is one."""
+    """A binomial series given by a, b and p; the reciprocal of a binomial series is one."""
 
     def __init__(self, *terms: Tensor) -> None:
         self.terms = terms
@@ -112,7 +115,7 @@ class _Power(_Binomial):
 
 
 def _binomial(a: Tensor, b: Tensor, power: Tensor, number: int) -> Tensor:
-    """The first coefficients of (a + b x)^power, of float64 numbers."""
+    """Coefficients of (a + b x)^power, (number,), float64."""
     order = torch.arange(number - 1, dtype=torch.float64, device=a.device)
     ratios = (power - order) / (order + 1) * (b / a)
     return torch.cat([a.new_ones(1), ratios.cumprod(0)]) * a.pow(power)
@@ -122,7 +125,8 @@ class RandomWalk(Series):
     r"""The p-step random walk :math:`(a I - L)^p = ((a - 1) I + A)^p`.
 
     :param steps: the number of steps p.
-    :param laziness: a; at 1 the walk never rests (and no modulation exists), at 2 the kernel is :math:`(I + A)^p`.
+    :param laziness: a, at least 1. At 1 the walk never rests, and no modulation exists; at 2 the kernel is
+        :math:`(I + A)^p`.
     """
 
     def __init__(self, steps: int = 2, laziness: float | Tensor = 2.0) -> None:
@@ -164,12 +168,12 @@ class RandomWalk(Series):
         ways, power = math.comb(self.steps, k), self.steps - k
         if ways < 2**53:
             return ways * rest.pow(power)
-        # More ways than a float may hold, and a power that may underflow; their product need do neither.
+        # The number of ways may overflow and the power underflow, while their product does neither.
         return (math.exp(math.log(ways) / power) * rest).pow(power)
 
     def modulation(self, number: int) -> Tensor:
         if self.laziness.item() <= 1:
-            return super().modulation(number)  # says why there is none
+            return super().modulation(number)  # raises, and says why
         if self.steps % 2 == 0:
             return RandomWalk(self.steps // 2, self.laziness).coefficients(number)
         rest = (self.laziness - 1).double()
@@ -179,8 +183,8 @@ class RandomWalk(Series):
 class OneStep(RandomWalk):
     r"""One step of the walk, :math:`K = A`.
 
-    On a raw graph (``normalization=None``) that is W itself, the covariance matrix of a plain Gaussian process with the edge
-    function as its covariance function. There is no identity part, so that K may be singular, and needs noise to be solved.
+    On a raw graph (``normalization=None``) K is W itself: the covariance matrix of a plain Gaussian process whose covariance
+    function is the edge function. There is no identity part, so K may be singular: solves need noise.
     """
 
     def __init__(self) -> None:
@@ -191,7 +195,11 @@ class OneStep(RandomWalk):
 
 
 class RegularizedLaplacian(_Binomial):
-    r"""The regularised Laplacian :math:`(I + s L)^{-p}` (Smola & Kondor, 2003); the paper's "d-regularised" kernel."""
+    r"""The regularised Laplacian :math:`(I + s L)^{-p}` (Smola & Kondor, 2003); the paper's "d-regularised" kernel.
+
+    :param scale: s, positive.
+    :param power: p, positive.
+    """
 
     def __init__(self, scale: float | Tensor = 1.0, power: float | Tensor = 1.0) -> None:
         self.scale = as_parameter("scale", scale)
@@ -206,7 +214,11 @@ class RegularizedLaplacian(_Binomial):
 
 
 class Matern(_Binomial):
-    r"""The graph Matérn kernel :math:`(2 \nu / \kappa^2 + L)^{-\nu}` (Borovitskiy et al., 2021)."""
+    r"""The graph Matérn kernel :math:`(2 \nu / \kappa^2 + L)^{-\nu}` (Borovitskiy et al., 2021).
+
+    :param nu: the smoothness :math:`\nu`, positive.
+    :param kappa: the lengthscale :math:`\kappa` along the graph, positive.
+    """
 
     def __init__(self, nu: float | Tensor = 1.5, kappa: float | Tensor = 1.0) -> None:
         self.nu = as_parameter("nu", nu)
@@ -244,9 +256,9 @@ class InverseCosine(Series):
 
 
 class PowerSeries(Series):
-    r"""A user's own polynomial :math:`\sum_k \alpha_k A^k`.
+    r"""The polynomial :math:`\sum_k \alpha_k A^k` with given coefficients.
 
-    :param alpha: the coefficients, lowest order first; may require gradients.
+    :param alpha: the coefficients, (number,), lowest order first; they may require gradients.
     """
 
     def __init__(self, alpha: Tensor | list[float]) -> None:
@@ -265,13 +277,13 @@ class PowerSeries(Series):
 
     @property
     def modulation_radius(self) -> float:
-        """The distance to the nearest zero of g, where sqrt(g) has a branch point."""
+        """Distance of the nearest zero of g, a branch point of sqrt(g)."""
         roots = np.polynomial.polynomial.polyroots(np.trim_zeros(self.alpha.detach().cpu().numpy(), "b"))
         return float(np.abs(roots).min()) if roots.size else math.inf
 
     @property
     def nonnegative(self) -> tuple[float, float]:
-        """The widest interval around [0, 1], within [-1e6, 1e6], on which no sign change is seen (sampled)."""
+        """Widest interval around [0, 1] without a sign change at sampled points of [-1e6, 1e6]."""
         large = torch.logspace(0, 6, 4001, dtype=torch.float64)
         grid = torch.cat([-large, torch.linspace(-1, 1, 4001, dtype=torch.float64), large])
         with torch.no_grad():

@@ -1,9 +1,9 @@
-r"""Matérn kernels of the logarithmic Laplacian: what the Matérn kernel of a surface looks like from its points alone.
+r"""Matérn kernels of the logarithmic Laplacian: the Matérn kernel of a surface, estimated from points on it.
 
-For points that are dense and even on a surface and Gaussian weights of lengthscale l, the walk is the heat flow on the surface,
-:math:`\tilde W \approx \exp(-\tfrac{l^2}{2} \Delta)`. So :math:`-\log \tilde W` is the Laplacian of the surface up to a
-factor, at every frequency that the weights resolve, while :math:`I - \tilde W` agrees with it at the lowest only and ends at 1:
-series in I - A treat all that is rougher than the lengthscale alike.
+If the points are dense and even on a surface and weights are Gaussian with lengthscale l, the walk is the heat flow on the
+surface, :math:`\tilde W \approx \exp(-\tfrac{l^2}{2} \Delta)`. So :math:`-\log \tilde W` is the Laplacian of the surface up
+to a factor, at every frequency that the weights resolve. :math:`I - \tilde W` agrees with it at low frequencies only, and is at
+most 1: series in I - A do not distinguish functions that are rougher than the lengthscale.
 
 >>> import torch
 >>> series = LogMatern(nu=2.0, kappa=2.0, floor=1e-6)
@@ -27,15 +27,15 @@ class LogMatern(Series):
     r"""The kernel :math:`(2\nu/\kappa^2 + \Lambda)^{-\nu}` of the logarithmic Laplacian
     :math:`\Lambda = -\log((A + \varepsilon I) / (1 + \varepsilon))`.
 
-    :param nu: the smoothness.
-    :param kappa: the range, in units in which the Laplacian of the lengthscale is one: correlations reach about
+    :param nu: the smoothness, positive.
+    :param kappa: the range, positive, in units that make the Laplacian one at the lengthscale l: correlations reach about
         :math:`\kappa\, l / \sqrt 2` along the surface.
-    :param floor: :math:`\varepsilon`; eigenvalues of the walk below it count as noise. At 1e-12 the lengthscale may be many
-        times the spacing of the nodes, and the kernel goes through eigenvalues, which takes landmarks (as many as there are
-        nodes on graphs of up to 2,000, else 512). As a polynomial, on lists and grids, it takes a degree of about
-        :math:`8/\sqrt\varepsilon`: use 1e-3 to 1e-2 there, and lengthscales of one or two spacings.
+    :param floor: :math:`\varepsilon`, in (0, 1); eigenvalues of the walk below it count as noise. At 1e-12 the lengthscale may
+        be many times the spacing of the nodes. The kernel is then computed from eigenvalues, by landmarks (all nodes of a graph
+        of up to 2,000, else 512). On lists and grids it is a polynomial of degree about :math:`8/\sqrt\varepsilon`: use a
+        floor of 1e-3 to 1e-2 there, and lengthscales of one or two spacings.
 
-    The Taylor series about zero converges up to :math:`\varepsilon` only, so there are no walks for it.
+    Walks cannot sample this series: its Taylor series about zero converges up to :math:`\varepsilon` only.
     """
 
     def __init__(self, nu: float | Tensor = 3.0, kappa: float | Tensor = 3.0, floor: float = 1e-12) -> None:
@@ -71,7 +71,7 @@ class LogMatern(Series):
         self.check_overflow(interval, dtype)
 
     def _parts(self, eigenvalues: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        r"""nu, the base of the power at zero, and how far it falls from there, :math:`\log(1 + \lambda/\varepsilon)`."""
+        r"""Terms of :math:`g = (s - f)^{-\nu}`: nu, the start s and the fall :math:`f = \log(1 + \lambda/\varepsilon)`."""
         nu, kappa = self.nu.to(eigenvalues), self.kappa.to(eigenvalues)
         start = 2 * nu / kappa.square() + math.log1p(1 / self.floor)
         return nu, start, torch.log1p(eigenvalues.clamp_min(self.least) / self.floor)
@@ -94,20 +94,20 @@ class LogMatern(Series):
         return self.floor < 1e-4
 
     def coupling(self, loops: Tensor) -> Tensor | None:
-        """None: eigenvalues and loops lie many floors above zero, where first order says nothing."""
+        """None: eigenvalues and self-loops far exceed the floor, so that the first order is no approximation."""
         return None
 
     def coefficients(self, number: int) -> Tensor:
-        """The Taylor coefficients about zero, by the recurrence for a power of a series; they grow like floor^-k."""
+        """Taylor coefficients about zero, by the recurrence for powers of a series; they grow like floor^-k."""
         zero = torch.zeros((), dtype=torch.float64, device=self.nu.device)
         nu, start, _ = self._parts(zero)
-        # In units of the floor first, where nothing overflows.
+        # First in units of the floor: nothing overflows there.
         base = [start, *(torch.full_like(start, (-1) ** k / k) for k in range(1, number))]
         terms = [start.pow(-nu)]
         for n in range(1, number):
             parts = [((1 - nu) * k - n) * base[k] * terms[n - k] for k in range(1, n + 1)]
             terms.append(torch.stack(parts).sum() / (n * start))
-        # In two steps, because floor^-k may overflow where the coefficient does not.
+        # Two factors, because floor^-k may overflow when the coefficient does not.
         order = torch.arange(number, device=zero.device)
         half = torch.div(order, 2, rounding_mode="floor")
         inverse = torch.full_like(zero, 1 / self.floor)

@@ -1,1 +1,1 @@
-"""What knows no mathematics: checks of input and their messages, files, memory, progress."""
+"""Tools without mathematics: input checks and their messages, files, memory, progress bars."""

@@ -1,4 +1,4 @@
-"""Copies and pickles without what can be computed again."""
+"""Copies and pickles without cached properties."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from functools import cached_property
 
 
 class WithoutCaches:
-    """Copies and pickles hold all but the cached properties of an object, which a copy computes when it needs them."""
+    """Base class whose copies and pickles leave out cached properties; a copy computes them again on first use."""
 
     def __getstate__(self) -> dict:
         return {k: v for k, v in self.__dict__.items() if not isinstance(getattr(type(self), k, None), cached_property)}

@@ -1,16 +1,21 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all; readers of arrays and text that name a file of another format."""
 
 from __future__ import annotations
 
 import os
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
+
 
 @contextmanager
 def whole_file(path: str | os.PathLike) -> Iterator[Path]:
-    """Give a temporary path beside the target and rename it at the end, so that nobody ever sees half a file.
+    """Yield a temporary path beside the target, and rename it to the target at the end. An error removes it.
+
+    :param path: the target, which is replaced if it exists.
 
     >>> import tempfile
     >>> target = Path(tempfile.mkdtemp()) / "numbers.txt"
@@ -30,3 +35,21 @@ def whole_file(path: str | os.PathLike) -> Iterator[Path]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def read_text(path: Path) -> str:
+    """Read a file of text in UTF-8, with or without a mark at its beginning."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path}: this is no text in UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8."
+        ) from None
+
+
+def read_npz(path: Path) -> dict[str, np.ndarray]:
+    """Read the arrays of an NPZ file by name."""
+    if not zipfile.is_zipfile(path):  # NumPy takes anything else for pickled objects, and tells how to load these
+        raise ValueError("it is no archive of arrays")
+    with np.load(path, allow_pickle=False) as content:
+        return dict(content)

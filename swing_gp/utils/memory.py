@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def peak_gigabytes() -> float:
-    """The largest resident size so far, in GiB.
+    """Largest resident set size of this process so far, in GiB.
 
     On Linux it is read from /proc: ``ru_maxrss`` survives ``exec``, so the child of a large process would report its parent's.
     """

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeVar
 
-T = TypeVar("T")
+Item = TypeVar("Item")
 
-
-# Seconds after which a bar that nobody asked for appears.
+# Seconds before a bar appears unasked (shown=None): shorter work needs none.
 DELAY = 3.0
 
 
-def progress_bar(work: Iterable[T], description: str, shown: bool | None = True) -> Iterable[T]:
-    """The same items, with a bar that goes away at the end.
+def progress_bar(work: Iterable[Item], description: str, shown: bool | None = True) -> Iterable[Item]:
+    """Iterate over items behind a bar that disappears at the end.
 
-    :param shown: None shows it on a terminal after a few seconds, where tqdm is installed.
+    :param work: the items.
+    :param description: the words beside the bar.
+    :param shown: True or False; None shows the bar on a terminal, after a few seconds, if tqdm is installed.
 
     >>> sum(progress_bar(range(4), "count"))
     6

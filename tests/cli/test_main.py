@@ -1,4 +1,4 @@
-"""The console script itself, before it is a command."""
+"""The command line before a command runs."""
 
 from __future__ import annotations
 
@@ -6,21 +6,46 @@ import os
 import subprocess
 import sys
 
+import pytest
 
-def test_the_script_tells_idle_threads_to_sleep_before_torch_is_loaded():
+from swing_gp.cli import arguments
+from swing_gp.features.auto import NAMES
+from swing_gp.models import graph_gp, regressor, selection
+
+
+@pytest.mark.parametrize("words", [["--help"], ["normals", "--help"], ["--version"], ["fill"], ["no-such-command"]])
+def test_help_and_wrong_words_are_answered_without_torch(words):
+    code = f"""
+import sys
+from swing_gp.cli.main import main
+try:
+    main({words})
+finally:
+    print([name for name in ("torch", "numpy", "scipy") if name in sys.modules])
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert run.returncode == (0 if words[-1].startswith("--") else 2), run.stderr
+    assert run.stdout.splitlines()[-1] == "[]"
+
+
+def test_words_of_options_are_those_of_the_library():
+    assert arguments.FEATURES == NAMES
+    assert arguments.RULES == selection.RULES
+    assert (*regressor.FAMILIES, *graph_gp.KERNELS) == arguments.KERNELS
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, "passive"), ("active", "active")])  # what a user says stays
+def test_idle_threads_are_told_to_sleep_before_torch_is_loaded(given, expected):
+    # Stand-ins for the two modules that load torch.
     code = """
 import os, sys
-import swing_gp_command
-assert "torch" not in sys.modules
-sys.argv = ["swing-gp", "--version"]
-try:
-    swing_gp_command.main()
-finally:
-    print(os.environ["OMP_WAIT_POLICY"])
+from types import SimpleNamespace as Module
+sys.modules["swing_gp.parallel"] = Module(ShardError=RuntimeError)
+sys.modules["swing_gp.cli.fill"] = Module(run=lambda _: print("torch" in sys.modules, os.environ["OMP_WAIT_POLICY"]))
+from swing_gp.cli.main import main
+main(["fill", "field.csv", "--out", "out"])
 """
-    for given, expected in ((None, "passive"), ("active", "active")):  # what a user says stays
-        environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
-        environment |= {} if given is None else {"OMP_WAIT_POLICY": given}
-        run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
-        assert run.returncode == 0, run.stderr
-        assert run.stdout.split()[-1] == expected
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    environment |= {} if given is None else {"OMP_WAIT_POLICY": given}
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
+    assert run.stdout.split() == ["False", expected], run.stderr

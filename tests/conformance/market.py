@@ -19,10 +19,8 @@ from swing_gp import (
     Ball,
     DiffusionKernel,
     Gaussian,
-    GraphKernel,
     ImplicitGraph,
     InverseCosineKernel,
-    Laplace,
     LogMaternKernel,
     MaternGraphKernel,
     RandomWalkKernel,
@@ -32,6 +30,8 @@ from swing_gp import (
     Walks,
     knn_graph,
 )
+from swing_gp.gp.graph_kernel import GraphKernel
+from swing_gp.graphs.edges import Laplace
 from swing_gp.graphs.graph import Graph
 
 POINTS = cloud(40, 2)

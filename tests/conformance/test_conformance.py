@@ -36,7 +36,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::gpytorch.utils.warnings.GPInput
 def _precision_form_at_every_size(request, monkeypatch):
     """One route computes as if its graph were large and its range long."""
     if "stall" in request.fixturenames and request.getfixturevalue("stall").route == "precision":
-        monkeypatch.setattr("swing_gp.operators.precision_solver.DENSE", -1)
+        monkeypatch.setattr("swing_gp.solvers.sizes.FEW_OBSERVATIONS", -1)
         monkeypatch.setattr("swing_gp.features.auto.SOLVE_TERMS", -1)
 
 
@@ -200,21 +200,21 @@ def test_gradients_in_inputs(stall):
         values = posterior.rsample(base_samples=wave) if what == "sample" else getattr(posterior, what)
         return (values * wave).sum()
 
-    def dense(x: Tensor, what: str) -> Tensor:
+    def dense(x: Tensor) -> Tensor:  # of the mean, of the variance, of a sample
         mean, covariance = dense_posterior(truth, model.train_inputs[0], model.train_targets, NOISE, x)
         sample = mean + torch.linalg.cholesky(covariance) @ wave.double()
-        return ({"mean": mean, "variance": covariance.diagonal(), "sample": sample}[what] * wave).sum()
+        return torch.stack([(values * wave).sum().detach() for values in (mean, covariance.diagonal(), sample)])
 
-    for what in ("mean", "variance", "sample") if stall.joint else ("mean", "variance"):
+    wanted = torch.zeros(3, *start.shape, dtype=torch.float64)
+    for i, j in itertools.product(*map(range, start.shape)):
+        ends = [start.double().clone() for _ in range(2)]
+        ends[0][i, j] += STEP
+        ends[1][i, j] -= STEP
+        wanted[:, i, j] = (dense(ends[0]) - dense(ends[1])) / (2 * STEP)
+    for what, slopes in zip(("mean", "variance", "sample"), wanted if stall.joint else wanted[:2], strict=False):
         x = start.clone().requires_grad_()
         (gradient,) = torch.autograd.grad(ours(x, what), x)
-        wanted = torch.zeros_like(start, dtype=torch.float64)
-        for i, j in itertools.product(*map(range, start.shape)):
-            ends = [start.double().clone() for _ in range(2)]
-            ends[0][i, j] += STEP
-            ends[1][i, j] -= STEP
-            wanted[i, j] = (dense(ends[0], what) - dense(ends[1], what)) / (2 * STEP)
-        check(gradient, wanted, max(1e-3, 10 * stall.tol))
+        check(gradient, slopes, max(1e-3, 10 * stall.tol))
 
 
 @everywhere
@@ -225,16 +225,16 @@ def test_batches_are_separate_calls(stall):
         # A posterior covariance is the prior's less what 25 observations explain, a sum of squares that is no larger: two
         # orders of summation differ by up to 25 roundings of the prior's variance. 16 are allowed.
         rounding = 16 * torch.finfo(x.dtype).eps * float(model.covar_module(x, diag=True).detach().max())
+        alone = [(posterior.mean, posterior.covariance_matrix) for posterior in map(model, batch)]
         for shape in ((3,), (3, 1)):
             inputs = batch.view(*shape, *batch.shape[1:])
             posterior = model(inputs)
             assert posterior.mean.shape == (*shape, 4)
             covariances = posterior.covariance_matrix.view(3, 4, 4)
-            for mean, covariance, one in zip(posterior.mean.view(3, 4), covariances, batch, strict=True):
-                alone = model(one)
-                assert relative(mean, alone.mean) < stall.tol
-                gap = float((covariance - alone.covariance_matrix).detach().abs().max())
-                assert gap < stall.tol * float(alone.variance.detach().max()) + rounding
+            for mean, covariance, (wanted, of_one) in zip(posterior.mean.view(3, 4), covariances, alone, strict=True):
+                assert relative(mean, wanted) < stall.tol
+                gap = float((covariance - of_one).detach().abs().max())
+                assert gap < stall.tol * float(of_one.detach().diagonal().max()) + rounding
 
 
 @everywhere

@@ -7,16 +7,16 @@ from oracles import cloud, dense_adjacency, paper_cloud, relative
 
 from swing_gp import (
     AccuracyWarning,
-    FourierFeatures,
     FourierGrid,
     Gaussian,
     ImplicitGraph,
     LandmarkFeatures,
-    Laplace,
     NeighborFeatures,
     PairwiseFeatures,
     PositiveFeatures,
 )
+from swing_gp.features.fourier import FourierFeatures
+from swing_gp.graphs.edges import Laplace
 
 
 def generator(seed=0):
@@ -196,6 +196,18 @@ def test_landmarks_follow_the_law_of_randomly_pivoted_cholesky():
         for j in range(3):
             expected = 0.0 if i == j else float(p[i] * sizes[j] / (8 - sizes[i]))
             assert abs(float(counts[i, j]) / number - expected) <= 5 * math.sqrt(max(expected, 1e-9) / number) + 1e-12
+
+
+def test_the_second_landmark_is_drawn_in_proportion_to_what_the_first_leaves():
+    points = torch.tensor([[0.0], [0.7], [2.0]], dtype=torch.float64)
+    graph, number = ImplicitGraph(points, Gaussian(1.0)), 2000
+    counts = torch.zeros(3, 3)
+    for seed in range(number):
+        first, second = LandmarkFeatures(graph, 2, generator=generator(seed)).landmarks.tolist()
+        counts[first, second] += 1
+    left = 1 - graph.weight_matrix().square()
+    expected = left / left.sum(-1, keepdim=True) / 3
+    assert bool(((counts / number - expected).abs() <= 5 * (expected / number).sqrt()).all())
 
 
 def test_landmarks_stop_at_the_tolerance_and_at_the_rank():

@@ -16,7 +16,6 @@ from swing_gp import (
     FourierGrid,
     Gaussian,
     ImplicitGraph,
-    Laplace,
     LogMatern,
     Matern,
     NeighborFeatures,
@@ -27,6 +26,7 @@ from swing_gp import (
     Walks,
     graph_kernel,
 )
+from swing_gp.graphs.edges import Laplace
 from swing_gp.linalg import sparse
 from swing_gp.linalg.sparse import SparsePattern
 from swing_gp.operators.polynomial_kernel import polynomial_kernel
@@ -223,6 +223,20 @@ def test_hard_balls_are_the_exact_epsilon_graph(norm, dim):
     torch.testing.assert_close(features.evaluate(None, torch.eye(300, dtype=torch.float64)), adjacency)
     operator = graph_kernel(graph, RandomWalk(2), features="neighbors")
     assert relative(operator.to_dense(), dense_kernel(graph, RandomWalk(2))) < 1e-12
+
+
+@pytest.mark.parametrize("norm", ["l1", "l2", "linf"])
+def test_hard_balls_hold_what_lies_on_their_edge(norm):
+    axis = torch.arange(9, dtype=torch.float64) / 4
+    features = NeighborFeatures(ImplicitGraph(torch.cartesian_prod(axis, axis), Ball(0.25, norm=norm)))
+    found = features.evaluate(None, torch.eye(81, dtype=torch.float64))
+    inner = found[40]  # the centre of the lattice, with four neighbours, or eight where diagonals are as long
+    assert int(inner.sum()) == (9 if norm == "linf" else 5)
+
+
+@pytest.mark.parametrize(("norm", "dim"), [("l1", 2), ("linf", 3)])
+def test_walks_on_hard_balls(norm, dim):
+    graph = ImplicitGraph(cloud(300, dim), Ball(0.2, norm=norm))
     operator = graph_kernel(graph, Diffusion(1.0), features="neighbors", walks=Walks(200, temperature=0.02, sides=1))
     assert relative(operator.to_dense(), dense_kernel(graph, Diffusion(1.0))) < 0.1
 
@@ -302,6 +316,7 @@ def test_a_users_own_edge_is_its_transform(dim):
 # The choice
 
 
+@pytest.mark.long
 def test_auto_takes_lists_grids_and_landmarks_each_where_it_is_right():
     for points, lengthscale, method in (
         (paper_cloud(5000), 1.0, "neighbors"),

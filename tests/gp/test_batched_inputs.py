@@ -26,6 +26,18 @@ INPUTS = {
 }
 
 
+SHARED = ("landmarks", "neighbors")  # one route in closed form, one by solves
+
+
+def crossed(routes, everywhere, elsewhere):
+    """Every route with some inputs, and the rest, which go the same way, with two routes; ``make test-slow`` has all."""
+    return [
+        pytest.param(route, inputs, marks=[] if inputs in everywhere or route in SHARED else pytest.mark.slow)
+        for route in routes
+        for inputs in (*everywhere, *elsewhere)
+    ]
+
+
 def lists_of(x):
     return list(x.reshape(-1, *x.shape[-2:]))
 
@@ -52,8 +64,10 @@ def test_every_list_is_predicted_as_if_it_came_alone(route, model, inputs):
             assert relative(noisy.covariance_matrix, covariance + shift) < 1e-5
 
 
-@pytest.mark.parametrize("inputs", ["no batch", "off the graph", "mixed", "a point twice", "one by one", "two dimensions"])
-@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize(
+    ("route", "inputs"),
+    crossed(ROUTES, ["mixed", "a point twice"], ["no batch", "off the graph", "one by one", "two dimensions"]),
+)
 @pytest.mark.draws
 def test_samples(route, inputs):
     # an empirical covariance over n draws has entries with standard errors of at most sqrt(2/n) times the variances
@@ -71,8 +85,9 @@ def test_samples(route, inputs):
             assert float((own.T.cov().reshape(covariance.shape) - covariance).abs().max()) < bound
 
 
-@pytest.mark.parametrize("inputs", ["off the graph", "mixed", "one by one", "two dimensions"])
-@pytest.mark.parametrize("route", DIFFERENTIABLE)
+@pytest.mark.parametrize(
+    ("route", "inputs"), crossed(DIFFERENTIABLE, ["off the graph", "mixed"], ["one by one", "two dimensions"])
+)
 def test_gradients_and_samples_of_given_noise(route, inputs):
     model = MODELS["scaled"](route).eval()
     base = torch.randn(4, *INPUTS[inputs].shape[:-1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)

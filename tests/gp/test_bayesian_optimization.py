@@ -9,10 +9,10 @@ import importlib.util
 import itertools
 from typing import Any
 
+import apart
 import gpytorch
 import pytest
 import torch
-from memory import peak_of
 from oracles import cloud, relative
 from routes import DIFFERENTIABLE, TRAIN, route_kernel
 from torch import Tensor
@@ -86,12 +86,14 @@ CASES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(importlib.util.find_spec("botorch") is None, reason="needs botorch")
 @pytest.mark.parametrize(("route", "name"), CASES)
 def test_acquisitions_are_maximised(route, name):
-    peak_of(f"""
+    script = f"""
         import sys
         sys.path[:0] = ["tests", "tests/gp"]
         from test_bayesian_optimization import check
         check({route!r}, {name!r})
-    """)
+    """
+    apart.run(script, "botorch", "pytest")

@@ -9,6 +9,7 @@ import pickle
 import re
 import warnings
 
+import apart
 import gpytorch
 import pytest
 import torch
@@ -25,15 +26,15 @@ from swing_gp import (
     ImplicitGraph,
     InverseCosineKernel,
     LandmarkFeatures,
-    Laplace,
-    LowRankPlusDiagonal,
     MaternGraphKernel,
     RandomWalkKernel,
     RegularizedLaplacianKernel,
     Walks,
     graph_kernel,
 )
+from swing_gp.graphs.edges import Laplace
 from swing_gp.operators.low_rank_covariance import LowRankPlusGroups
+from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 
 NODES = cloud(150, 2)
 NOISE = 0.04
@@ -591,7 +592,8 @@ def test_a_state_can_be_rolled_back_in_place():
 @pytest.mark.parametrize("features", ["auto", "landmarks"])
 def test_botorch(features):
     # in a process of its own, because importing botorch changes global settings of linear_operator
-    peak_of(f"""
+    apart.run(
+        f"""
         import sys
         sys.path[:0] = ["tests", "tests/gp"]
         import gpytorch, torch
@@ -614,7 +616,10 @@ def test_botorch(features):
         error = (posterior.mean.squeeze(-1) - targets(NODES[80:])).pow(2).mean().sqrt()
         assert float(error) < 0.5 * float(targets(NODES[80:]).std())
         assert posterior.rsample(torch.Size((3,))).shape == (3, 70, 1)
-    """)
+    """,
+        "botorch",
+        "pytest",
+    )
 
 
 def test_sums_and_products():
@@ -804,6 +809,7 @@ def test_normalize_without_closed_forms_is_exact_on_small_graphs(features):
     assert torch.isfinite(normalized.raw_lengthscale.grad).all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("time", [1.0, 200.0])
 def test_normalize_says_how_wrong_its_estimate_is(time):
     """Above 2,000 nodes: right within the warned standard errors, and without a warning within a few times 5%."""

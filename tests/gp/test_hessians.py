@@ -19,7 +19,7 @@ from swing_gp import (
     OneStepKernel,
     knn_graph,
 )
-from swing_gp.operators import precision_solver, regimes
+from swing_gp.solvers import sizes
 
 SIZE = 40
 NODES = cloud(SIZE, 2)
@@ -45,8 +45,8 @@ PARAMETER = {"nearest": "raw_kappa", "precision": "raw_kappa", "landmarks": "raw
 @pytest.fixture(params=["dense", "iterative"])
 def size(request, monkeypatch):
     if request.param == "iterative":
-        monkeypatch.setattr(regimes, "DENSE", 2)
-        monkeypatch.setattr(precision_solver, "DENSE", 2)
+        monkeypatch.setattr(sizes, "DENSE_ROWS", 2)
+        monkeypatch.setattr(sizes, "FEW_OBSERVATIONS", 2)
     return request.param
 
 

@@ -115,7 +115,7 @@ class PrecisionModelSuite(ModelSuite):
     method = "neighbors"
 
     def setUp(self):
-        for name in ("swing_gp.operators.precision_solver.DENSE", "swing_gp.features.auto.SOLVE_TERMS"):
+        for name in ("swing_gp.solvers.sizes.FEW_OBSERVATIONS", "swing_gp.features.auto.SOLVE_TERMS"):
             patched = unittest.mock.patch(name, -1)
             patched.start()
             self.addCleanup(patched.stop)

@@ -4,7 +4,8 @@ import pytest
 import torch
 from oracles import cloud, dense_covariance, relative
 
-from swing_gp import DiffusionKernel, Gaussian, ImplicitGraph, Laplace, MaternGraphKernel
+from swing_gp import DiffusionKernel, Gaussian, ImplicitGraph, MaternGraphKernel
+from swing_gp.graphs.edges import Laplace
 
 POINTS = cloud(90, 2)
 INSIDE = 0.1 + 0.8 * cloud(8, 2, seed=1)

@@ -223,6 +223,7 @@ def test_interpolation(kind, series):
     assert result.noise_std == pytest.approx(math.sqrt(result.noise * prior.diagonal().mean() * amplitude), rel=1e-3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["sparse", "knn"])
 def test_interpolation_on_larger_graphs_looks_at_patches(kind):
     points = cloud(1500, 2)
@@ -240,6 +241,7 @@ def test_interpolation_on_larger_graphs_looks_at_patches(kind):
 # Models and commands
 
 
+@pytest.mark.long
 def test_a_regressor_on_a_swiss_roll(tmp_path):
     x, along = sklearn.datasets.make_swiss_roll(500, random_state=0)
     y = np.sin(along) + 0.05 * x[:, 1]

@@ -12,7 +12,6 @@ from swing_gp import (
     Diffusion,
     DiffusionKernel,
     InverseCosineKernel,
-    KNNGraph,
     Matern,
     MaternGraphKernel,
     RandomWalkKernel,
@@ -21,6 +20,7 @@ from swing_gp import (
     graph_kernel,
     knn_graph,
 )
+from swing_gp.graphs.nearest import KNNGraph
 
 POINTS = cloud(70, 2)
 AWAY = torch.cat([cloud(15, 2, seed=1), torch.tensor([[1.3, 0.5], [-4.0, 9.0]]).double()])

@@ -19,13 +19,13 @@ from swing_gp import (
     PowerSeries,
     RandomWalk,
     RegularizedLaplacian,
-    SparseFeatures,
     SparseGraph,
     Walks,
     adjacency,
     graph_kernel,
     to_scipy,
 )
+from swing_gp.features.sparse import SparseFeatures
 
 
 def symmetric(matrix):

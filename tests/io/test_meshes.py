@@ -114,10 +114,9 @@ def test_every_format_gives_the_same_surface(tmp_path, suffix):
     np.testing.assert_allclose(vertex_normals(mesh).values, mesh.vertices, atol=0.03)
 
 
-def test_npz_and_unwelded(tmp_path):
+def test_npz_is_welded_too(tmp_path):
     np.savez(tmp_path / "two.npz", vertices=np.repeat(np.eye(3), 2, 0), faces=np.array([[0, 2, 4], [1, 5, 3]]))
     assert load_mesh(tmp_path / "two.npz").num_vertices == 3
-    assert load_mesh(tmp_path / "two.npz", weld=False).num_vertices == 6
 
 
 @pytest.mark.parametrize("suffix", [*FORMATS, "npz"])

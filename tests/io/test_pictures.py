@@ -5,7 +5,7 @@ import pytest
 import trimesh
 
 from swing_gp.io.meshes import Mesh
-from swing_gp.io.pictures import angles_between, view_directions
+from swing_gp.io.pictures import angles_between, regression_picture, view_directions
 
 
 def test_views_are_rotations():
@@ -20,3 +20,16 @@ def test_angles():
     one = np.array([[1.0, 0, 0], [0, 2, 0], [0, 0, 0]])
     two = np.array([[1.0, 1, 0], [0, -1, 0], [0, 0, 1]])
     np.testing.assert_allclose(angles_between(one, two), [45, 180, 90])
+
+
+def test_calibrated_deviations_lie_on_the_diagonal(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    figures = []
+    monkeypatch.setattr("swing_gp.io.pictures.save_figure", lambda figure, path: figures.append(figure))
+    random = np.random.default_rng(0)
+    mean, deviation = random.normal(size=4000), random.uniform(0.5, 2.0, 4000)
+    true = mean + deviation * random.normal(size=4000)
+    regression_picture(tmp_path / "none.png", "y", true, mean, deviation, [], title="")
+    curve = figures[0].axes[1].get_lines()[-1]  # after the diagonal
+    promised, kept = curve.get_data()
+    assert np.abs(kept - promised).max() < 4 * 0.5 / 4000**0.5

@@ -95,3 +95,11 @@ def test_a_cell_that_is_no_number_is_named(tmp_path):
     (tmp_path / "t.csv").write_text("a,depth\n1," + "x" * 99 + "\n")
     with pytest.raises(TableError, match=r"row 1: 'x{40}' is no number"):
         load_table(tmp_path / "t.csv", numbers=["depth"])
+
+
+@pytest.mark.parametrize("names", [["a,1", "b"], ["a", "b"], "a, b"], ids=str)
+def test_names_of_the_columns_of_a_matrix(tmp_path, names):
+    np.savez(tmp_path / "t.npz", X=np.arange(6.0).reshape(3, 2), feature_names=np.array(names))
+    table = load_table(tmp_path / "t.npz")
+    assert list(table) == (["a,1", "b"] if names[0] == "a,1" else ["a", "b"])
+    np.testing.assert_array_equal(table["b"], [1.0, 3.0, 5.0])

@@ -41,3 +41,21 @@ def test_a_line_search_turns_back():
 
     module = Module()
     assert minimize_lbfgs(module.loss, module) < 1e-6
+
+
+def test_the_state_of_the_least_loss_is_kept():
+    class Module(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.x = torch.nn.Parameter(torch.tensor(1.0, dtype=torch.float64))
+            self.seen = []
+
+        def loss(self):
+            value = (self.x - 0.3) ** 2 + (5.0 if self.seen else 0.0)  # the first place is the best
+            self.seen.append((float(value.detach()), float(self.x.detach())))
+            return value
+
+    module = Module()
+    least = minimize_lbfgs(module.loss, module)
+    assert len(module.seen) > 1
+    assert (least, float(module.x.detach())) == min(module.seen)

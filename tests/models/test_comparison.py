@@ -9,6 +9,7 @@ from oracles import cloud
 
 from swing_gp import ModelWarning, interpolate
 from swing_gp.models.comparison import Comparison, Row
+from swing_gp.models.scores import Score, gain_over
 
 
 def table(criterion, chosen, **scores):
@@ -24,6 +25,19 @@ def test_rows_are_ranked_by_the_criterion():
     assert found.records()[0] == {"family": "c", "settings": {}, "score": 0.1, "seconds": 0.0, "chosen": True}
     assert found.records()[-1]["score"] is None
     assert str(found).splitlines()[1].startswith("*  c")
+
+
+def test_rows_are_compared_by_what_is_expected_of_them():
+    rows = (Row("a", {}, 0.2, expected=0.6), Row("b", {}, 0.3, 1.0), Row("mean", {}, 0.5))
+    found = Comparison(rows, "rmse", rows[1])
+    assert [row.family for row in found.ranked] == ["b", "mean", "a"]
+    header, *lines = str(found).splitlines()
+    assert header.split() == ["family", "settings", "rmse", "expected", "seconds"]
+    assert lines[2].split() == ["a", "0.2", "0.6", "0.0"]
+    assert [row.get("expected") for row in found.records()] == [None, None, 0.6]
+    assert Comparison.restored(found.content()) == found
+    older = {**found.content(), "rows": [row[:4] for row in found.content()["rows"]]}  # files that know no more
+    assert [row.expected for row in Comparison.restored(older)] == [0.2, 0.3, 0.5]
 
 
 @pytest.mark.parametrize(("criterion", "good"), [("rmse", 0.1), ("cosine", 0.9)])
@@ -79,3 +93,18 @@ def test_arrays_integers_and_tables_are_taken():
     assert other.values.dtype == torch.float64
     with pytest.raises(TypeError, match="known_values must hold numbers"):
         interpolate(points, known, ["red"] * 100)
+
+
+@pytest.mark.parametrize("criterion", ["rmse", "cosine"])
+def test_a_better_score_gains_standard_errors(criterion):
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(400, 2, generator=generator, dtype=torch.float64)
+    noise = torch.randn(400, 2, generator=generator, dtype=torch.float64)
+    good, bad = Score(criterion), Score(criterion)
+    for score, share in ((good, 0.1), (bad, 1.0)):
+        score.add(values + share * noise, values, torch.ones(400, dtype=torch.float64))
+    gains = (good.parts[0][0] - bad.parts[0][0]) * (1 if criterion == "cosine" else -1)
+    wanted = float(gains.mean() / (gains.std(correction=0) / 20))
+    assert wanted > 5
+    assert gain_over(bad, good) == pytest.approx(wanted)
+    assert gain_over(good, bad) == pytest.approx(-wanted)

@@ -78,7 +78,7 @@ def test_deviations_are_those_of_the_posterior(features):
     block = kernel[known][:, known]
     noisy = block + noise * block.diagonal().mean() * torch.eye(len(known)).double()
     centred = values[known] - constant_mean(noisy, values[known])
-    amplitude = (centred * torch.linalg.solve(noisy, centred)).mean(0)
+    amplitude = (centred * torch.linalg.solve(noisy, centred)).sum(0) / (len(known) - 1)  # the mean is estimated
     one = torch.ones(len(known)).double()
     rest = 1 - kernel[:, known] @ torch.linalg.solve(noisy, one)
     variance = (kernel - kernel[:, known] @ torch.linalg.solve(noisy, kernel[known])).diagonal()
@@ -89,6 +89,7 @@ def test_deviations_are_those_of_the_posterior(features):
     assert interpolate(graph, known, values[known, 0], series, noise=noise, features=features, **words).std.shape == (200,)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_points_alone_have_everything_chosen(dtype):
     points, known, values = (part.to(dtype) if part.is_floating_point() else part for part in problem(400, 100))
@@ -182,6 +183,10 @@ def test_the_logarithmic_laplacian_is_kept_to_its_last_eigenvalue():
         ({"known_values": torch.tensor([1j, 2])}, "finite floats"),
         ({"rule": "mean"}, "rule must be one of 'gp', 'paper', 'normalized'"),
         ({"noise": -1.0}, "noise must be positive"),
+        ({"noise": float("inf")}, "noise must be finite and at least 2.2e-16"),
+        ({"noise": float("nan")}, "noise must be positive"),
+        ({"noise": 1e-300}, "noise must be finite and at least 2.2e-16"),
+        ({"seed": -1}, "seed must be a whole number of at least 0"),
         ({"rule": "paper", "noise": 0.1}, "belongs to rule='gp'"),
         ({"series": None}, "series must be given with an ImplicitGraph"),
         ({"graph": ImplicitGraph(cloud(200, 2), Gaussian(0.2), "random_walk")}, "needs a symmetric matrix"),
@@ -278,6 +283,17 @@ def test_of_a_plane_a_linear_mean_leaves_nothing_to_learn():
     found = interpolate(points, known, torch.stack([truth, *planes], -1)[known], mean="linear", **PLAIN)
     assert (found.values[:, 0] - truth).square().mean() < 2 * (alone.values - truth).square().mean()
     torch.testing.assert_close(found.values[:, 1:], torch.stack(planes, -1), rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("mean", ["constant", "linear"])
+@pytest.mark.parametrize("columns", [1, 2])
+def test_values_that_are_their_trend_are_not_said_to_be_noise(mean, columns, recwarn):
+    points, known, _ = few()
+    truth = torch.full((200,), 5.1, dtype=torch.float64) if mean == "constant" else 2 - 3 * points[:, 0] + points[:, 1]
+    truth = truth if columns == 1 else torch.stack([truth, 2 * truth + 1], -1)
+    found = interpolate(points, known, truth[known], mean=mean, **PLAIN)
+    torch.testing.assert_close(found.values, truth, rtol=0, atol=1e-8)
+    assert not [each for each in recwarn if each.category is ModelWarning]
 
 
 @pytest.mark.parametrize("noise", [1e-6, 0.1, 1.0])

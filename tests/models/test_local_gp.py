@@ -177,6 +177,7 @@ def test_neighbour_searches_agree():
         ({"y": torch.zeros(3)}, "y must be a torch.Tensor of shape"),
         ({"y": torch.full((90,), torch.nan)}, "must be finite"),
         ({"noise": -1.0}, "noise must be one non-negative variance or 90"),
+        ({"noise": float("inf")}, "noise must be one non-negative variance or 90 of them, and finite"),
         ({"neighbors": 0}, "neighbors must be a whole number of at least 1"),
         ({"mean": "mean"}, "mean must be 'local', 'global' or a number"),
         ({"leading": 5}, "leading must be at most the number of coordinates, 2"),

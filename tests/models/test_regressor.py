@@ -26,6 +26,7 @@ from swing_gp import (
 )
 from swing_gp.graphs.spacing import neighbor_distance
 from swing_gp.models.graph_gp import KERNELS, MULTIPLES, NEIGHBOR
+from swing_gp.solvers import sizes
 
 
 def data(number=300, seed=0):
@@ -194,7 +195,8 @@ def test_units_do_not_matter(size, kernel, options):
 
 
 @pytest.mark.parametrize(("features", "method"), [("landmarks", "woodbury"), ("grid", "pcg"), ("neighbors", "cg")])
-def test_solve_says_how(features, method):
+def test_solve_says_how(features, method, monkeypatch):
+    monkeypatch.setattr(sizes, "DENSE_ROWS", 299)
     graph = ImplicitGraph(cloud(300, 2), Gaussian(0.1))
     operator = graph_kernel(
         graph, Diffusion(2.0), features=features, tol=1e-9, num_features=300 if method == "woodbury" else None
@@ -342,6 +344,7 @@ def test_targets_with_hyper_parameters_of_their_own(tmp_path):
     assert model.sample_y(x[:4], 3).shape == (4, 2, 3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [2500, 5000])
 def test_many_rows(number):
     rng = np.random.default_rng(0)

@@ -7,23 +7,23 @@ from oracles import cloud, dense_adjacency, dense_kernel, paper_cloud, relative
 
 from swing_gp import (
     Diffusion,
-    FeatureKernelLinearOperator,
-    FourierFeatures,
     Gaussian,
     ImplicitGraph,
     InverseCosine,
     LandmarkFeatures,
-    Laplace,
     Matern,
     PairwiseFeatures,
     PositiveFeatures,
     PowerSeries,
     RandomWalk,
     RegularizedLaplacian,
-    SeriesLinearOperator,
     adjacency,
     graph_kernel,
 )
+from swing_gp.features.fourier import FourierFeatures
+from swing_gp.graphs.edges import Laplace
+from swing_gp.operators.low_rank_kernel import FeatureKernelLinearOperator
+from swing_gp.operators.polynomial_kernel import SeriesLinearOperator
 
 SERIES = [
     Diffusion(3.0),

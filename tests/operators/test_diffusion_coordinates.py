@@ -10,7 +10,8 @@ import scipy.sparse
 import torch
 from oracles import cloud
 
-from swing_gp import DiffusionCoordinates, Gaussian, ImplicitGraph, SparseGraph, diffusion_coordinates, knn_graph
+from swing_gp import Gaussian, ImplicitGraph, SparseGraph, diffusion_coordinates, knn_graph
+from swing_gp.operators.diffusion_coordinates import DiffusionCoordinates
 from swing_gp.operators.spectral import spectral_embedding
 
 TAU = torch.tensor([0.7], dtype=torch.float64)

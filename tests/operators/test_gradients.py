@@ -6,11 +6,9 @@ from oracles import cloud
 
 from swing_gp import (
     Diffusion,
-    FourierFeatures,
     Gaussian,
     ImplicitGraph,
     LandmarkFeatures,
-    Laplace,
     LogMatern,
     Matern,
     PairwiseFeatures,
@@ -22,6 +20,8 @@ from swing_gp import (
     graph_kernel,
     grf_kernel,
 )
+from swing_gp.features.fourier import FourierFeatures
+from swing_gp.graphs.edges import Laplace
 from swing_gp.linalg.gram import blocked_product, cross_gram, gram, row_sums, symmetric_function
 
 SETS = {

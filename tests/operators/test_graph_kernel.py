@@ -7,20 +7,18 @@ import pytest
 import scipy.sparse.linalg
 import torch
 from memory import peak_of
-from oracles import cloud, dense_kernel, paper_cloud
+from oracles import cloud, dense_kernel, paper_cloud, relative
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from swing_gp import (
+    AccuracyWarning,
     Diffusion,
     DiffusionKernel,
-    FeatureKernelLinearOperator,
-    FourierFeatures,
     Gaussian,
     ImplicitGraph,
     InverseCosine,
     LandmarkFeatures,
-    Laplace,
     Matern,
     PairwiseFeatures,
     PositiveFeatures,
@@ -32,6 +30,9 @@ from swing_gp import (
     graph_kernel,
     to_scipy,
 )
+from swing_gp.features.fourier import FourierFeatures
+from swing_gp.graphs.edges import Laplace
+from swing_gp.operators.low_rank_kernel import FeatureKernelLinearOperator
 
 GRAPH = ImplicitGraph(cloud(40, 2), Gaussian(0.4))
 TIGHT = ImplicitGraph(cloud(40, 2), Gaussian(0.1))
@@ -196,6 +197,16 @@ def test_landmarks_claim_no_more_than_they_leave():
     # where they leave less, it is what was asked for
     smooth = ImplicitGraph(graph.points, Gaussian(1.0))
     assert graph_kernel(smooth, Diffusion(1.0), features="landmarks", tol=1e-3).info.predicted_error == 1e-3
+
+
+def test_a_series_that_amplifies_rounding_says_by_how_much():
+    points = cloud(500, 2)
+    rounded = ImplicitGraph(points.float(), Gaussian(0.5), None)
+    with pytest.warns(AccuracyWarning, match="The kernel may be off by"):
+        kernel = graph_kernel(rounded, RandomWalk(12), features="pairwise", tol=1e-7)
+    v = torch.ones(500, 1)
+    exact = graph_kernel(ImplicitGraph(rounded.points.double(), Gaussian(0.5), None), RandomWalk(12), features="pairwise")
+    assert relative((kernel @ v).double(), exact @ v.double()) < kernel.info.predicted_error < 1e-3
 
 
 def test_scipy_solves_with_our_operators():

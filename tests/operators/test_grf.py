@@ -10,16 +10,16 @@ from oracles import cloud, dense_adjacency, matrix_power_series, relative
 from swing_gp import (
     Diffusion,
     Gaussian,
-    GRFLinearOperator,
     ImplicitGraph,
     InverseCosine,
     LogMatern,
-    LowRankPlusDiagonal,
     Matern,
     RandomWalk,
     RegularizedLaplacian,
     grf_kernel,
 )
+from swing_gp.operators.grf import GRFLinearOperator
+from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,10 @@ import torch
 from linear_operator.operators import ConstantDiagLinearOperator, DiagLinearOperator, RootLinearOperator
 from oracles import cloud, dense_kernel
 
-from swing_gp import Diffusion, DiffusionKernel, Gaussian, ImplicitGraph, LowRankPlusDiagonal, Walks, graph_kernel
+from swing_gp import Diffusion, DiffusionKernel, Gaussian, ImplicitGraph, Walks, graph_kernel
 from swing_gp.linalg.reducer import Reducer
 from swing_gp.operators.low_rank_covariance import LowRankCross
+from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 
 
 def generator(seed=0):

@@ -9,20 +9,20 @@ from oracles import cloud, dense_adjacency, dense_kernel, paper_cloud, relative
 
 from swing_gp import (
     Diffusion,
-    FeatureKernelLinearOperator,
     Gaussian,
     ImplicitGraph,
     LandmarkFeatures,
-    Laplace,
     PairwiseFeatures,
     PositiveFeatures,
     PowerSeries,
     RandomWalk,
-    SwingLinearOperator,
     Walks,
     graph_kernel,
     grf_kernel,
 )
+from swing_gp.graphs.edges import Laplace
+from swing_gp.operators.low_rank_kernel import FeatureKernelLinearOperator
+from swing_gp.operators.swing import SwingLinearOperator
 from swing_gp.operators.walks import _lengths, _log_noise
 
 NORMALIZATIONS = ["symmetric", "random_walk", None]

@@ -354,6 +354,8 @@ def test_the_command_refuses_bad_arguments(tmp_path, capsys):
         (["--lengthscale", "0.3"], "either --values"),
         (["--lengthscale", "0", "--values", "v.npy"], "--lengthscale must be positive"),
         (["--lengthscale", "1", "--values", "v.npy", "--steps", "-1"], "--steps must not be negative"),
+        (["--lengthscale", "1", "--values", "v.npy", "--steps", "3"], "--steps: only with --targets"),
+        (["--lengthscale", "1", "--values", "v.npy", "--seed", "-1"], "--seed must lie between 0 and"),
         (["--lengthscale", "1", "--values", "v.npy"], "torchrun"),
     ):
         assert main([*common, *arguments]) == 2
@@ -418,7 +420,10 @@ def test_the_command_in_a_group_of_one(tmp_path, monkeypatch, capsys):
         np.save(tmp_path / f"{name}.npy", array)
     common = ["sharded", str(tmp_path / "p.npy"), "--lengthscale", "0.3", "--landmarks", "30", "--out", str(tmp_path)]
     assert main([*common, "--values", str(tmp_path / "v.npy")]) == 0
-    assert load_shard(tmp_path / "product", 0, 1).shape == (300, 2)
+    product = str(tmp_path / "product")
+    assert main([*common, "--values", product]) == 2
+    assert f"{product} would be written over" in capsys.readouterr().err
+    assert load_shard(product, 0, 1).shape == (300, 2)
     assert main([*common, "--targets", str(tmp_path / "y.npy"), "--steps", "2"]) == 0
     assert load_shard(tmp_path / "deviation", 0, 1).shape == (300,)
     report = json.loads((tmp_path / "report.json").read_text())

@@ -17,12 +17,12 @@ from swing_gp import (
     LandmarkFeatures,
     MaternGraphKernel,
     StreamedGP,
-    StreamedKernel,
-    StreamedLandmarks,
     graph_kernel,
 )
 from swing_gp.linalg.reducer import LOCAL
 from swing_gp.parallel import Shards
+from swing_gp.parallel.streamed_landmarks import StreamedLandmarks
+from swing_gp.parallel.streaming import StreamedKernel
 
 NUMBER, LANDMARKS = 300, 30
 POINTS = cloud(NUMBER, 2)
@@ -170,7 +170,8 @@ def test_streamed_products_and_landmarks_are_those_of_stored_features(dtype, nor
 
 STREAMED_GP = """
 import torch
-from swing_gp import Diffusion, DiffusionKernel, StreamedGP, StreamedKernel
+from swing_gp import Diffusion, DiffusionKernel, StreamedGP
+from swing_gp.parallel.streaming import StreamedKernel
 points = torch.rand({number}, 3, generator=torch.Generator().manual_seed(0))
 kernel = DiffusionKernel(points, lengthscale=0.3, time=3.0, features="landmarks", num_features=128)
 gp = StreamedGP(kernel)

@@ -8,21 +8,12 @@ import pytest
 import torch
 from oracles import cloud, dense_adjacency, relative
 
-from swing_gp import (
-    Diffusion,
-    Gaussian,
-    GraphGPRegressor,
-    ImplicitGraph,
-    Laplace,
-    LogMatern,
-    LogMaternKernel,
-    StreamedKernel,
-    StreamedLandmarks,
-    Walks,
-    graph_kernel,
-)
+from swing_gp import Diffusion, Gaussian, GraphGPRegressor, ImplicitGraph, LogMatern, LogMaternKernel, Walks, graph_kernel
+from swing_gp.graphs.edges import Laplace
 from swing_gp.operators.exact import exact_kernel_product
 from swing_gp.operators.low_rank_kernel import bounded_rows
+from swing_gp.parallel.streamed_landmarks import StreamedLandmarks
+from swing_gp.parallel.streaming import StreamedKernel
 
 
 def circle(number):

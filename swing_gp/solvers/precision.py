@@ -1,7 +1,7 @@
 r"""Gaussian processes in precision form: solves, log-determinants, samples and variances given noisy observations.
 
 With the precision Q of the nodes and observations :math:`y = L f + t`, :math:`t \sim N(0, T)`
-(``operators/observations``), the posterior precision of the nodes is :math:`M = Q + L^\top T^{-1} L`, and
+(:mod:`swing_gp.solvers.observations`), the posterior precision of the nodes is :math:`M = Q + L^\top T^{-1} L`, and
 
 .. math:: (L K L^\top + T)^{-1} b = T^{-1} (b - L M^{-1} L^\top T^{-1} b), \qquad
           \log|L K L^\top + T| = \log|M| - \log|Q| + \log|T| .
@@ -26,31 +26,21 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
-from swing_gp.features.landmarks import AccuracyWarning
-from swing_gp.linalg.conjugate_gradients import ConvergenceWarning, Iterations, conjugate_gradients
+from swing_gp.linalg.conjugate_gradients import ConvergenceWarning, conjugate_gradients, lanczos_logarithm
 from swing_gp.linalg.gram import frozen_signs
 from swing_gp.linalg.multigrid import Multigrid
 from swing_gp.linalg.precision_matrix import COLUMNS, Action, PrecisionMatrix
 from swing_gp.linalg.sparse_factor import SparseFactor, predicted_fill, sparse_power
-from swing_gp.operators.kernel_block import KernelBlock, Places
-from swing_gp.operators.observations import AtNodes, AtSites
-from swing_gp.operators.precision import PrecisionLinearOperator
-from swing_gp.operators.regimes import DENSE, MOST_DENSE
-from swing_gp.operators.sites import Sites
-from swing_gp.series.base import Series
+from swing_gp.solvers.observations import NodeInputs, Observations
+from swing_gp.solvers.protocol import Quadrature, Report, Solved
+from swing_gp.solvers.sizes import EXACT_TRACE, MOST_DENSE, MOST_FILL
 from swing_gp.utils.copies import WithoutCaches
-from swing_gp.utils.once import Once
 
 # Relative errors: of solves, and of samples, which are a few; what a second solve may be asked for where digits cancel.
-SOLVE_TOL, SAMPLE_TOL, LEAST_SHARE = 1e-9, 1e-6, 1e-6
-MAX_STEPS = 1000
+NODE_TOL, SAMPLE_TOL, LEAST_SHARE = 1e-9, 1e-6, 1e-6
+MOST_NODE_STEPS = 1000
 # Samples that marginal variances come from.
 VARIANCE_SAMPLES = 32
-# Entries of sparse factors up to which log-determinants come from them.
-MOST_FILL = 4e7
-# Standard error of a log-determinant, in nats, from which on it may change what a likelihood is compared for.
-VISIBLE_LOGDET = 0.5
-LOGDETS_TOLD = Once()
 # Steps and residual of the Lanczos quadrature of log-determinants.
 LANCZOS_STEPS, LANCZOS_TOL = 80, 1e-5
 
@@ -59,23 +49,21 @@ class NoisyPrecision(WithoutCaches):
     r"""A field on the nodes with precision Q, times a ``scale``, and noisy observations of it.
 
     :param scale: c: the covariance of the observations is :math:`c\,(L K L^\top + T)`.
-    :param graph: what stays the same while parameters are learnt.
     """
 
-    def __init__(
-        self, precision: PrecisionMatrix, observations: AtNodes | AtSites, scale: float = 1.0, graph: object = None
-    ) -> None:
-        self.precision, self.observations, self.scale, self.graph = precision, observations, scale, graph
+    method, differentiable, posterior = "precision", False, "nodes"
+
+    def __init__(self, precision: PrecisionMatrix, observations: Observations, scale: float = 1.0, reason: str = "") -> None:
+        self.precision, self.observations, self.scale, self.reason = precision, observations, scale, reason
 
     @classmethod
-    def at_nodes(cls, precision: PrecisionLinearOperator, nodes: Tensor, noise: Tensor, scale: float = 1.0) -> NoisyPrecision:
-        """From the ids of observed nodes, (n,), and the noise of the observations."""
-        numbers = precision.numbers
-        return cls(numbers, AtNodes(nodes, noise.double() / scale, numbers.size), scale, precision.pattern)
+    def at_nodes(cls, precision: PrecisionMatrix, nodes: Tensor, noise: Tensor, scale: float = 1.0) -> NoisyPrecision:
+        """Observe nodes, by their ids, (n,), with noise of each observation."""
+        return cls(precision, Observations(NodeInputs(nodes, precision.size), noise.double() / scale), scale)
 
     @cached_property
     def _information(self) -> Tensor:  # (N, 1), renumbered
-        return self.precision.renumbered(self.observations.information.unsqueeze(-1))
+        return self.precision.renumbered(self.observations.information(self.precision.size).unsqueeze(-1))
 
     @cached_property
     def _shifted(self) -> scipy.sparse.csr_array:
@@ -101,12 +89,12 @@ class NoisyPrecision(WithoutCaches):
         image = self.precision.product(v)
         if self.observations.diagonal:
             return image.addcmul_(self._information, v)
-        seen = self.observations.solve(self.observations.from_nodes(self.precision.numbered(v)))
-        return image + self.precision.renumbered(self.observations.to_nodes(seen))
+        seen = self.observations.solve(self.observations.inputs.from_nodes(self.precision.numbered(v)))
+        return image + self.precision.renumbered(self.observations.inputs.to_nodes(seen))
 
     def _solve(self, rhs: Tensor, tol: float) -> tuple[Tensor, list[float]]:  # (N, k), renumbered
         """Some columns at a time: the solution, and the residuals of the part that took longest."""
-        options: dict[str, Any] = {"tol": tol, "max_iterations": MAX_STEPS, "energy": True}
+        options: dict[str, Any] = {"tol": tol, "max_iterations": MOST_NODE_STEPS, "energy": True}
         found = [
             conjugate_gradients(self._product, part, precondition=self._precondition, **options)
             for part in rhs.split(COLUMNS, dim=-1)
@@ -126,38 +114,51 @@ class NoisyPrecision(WithoutCaches):
 
     # Solves
 
-    def node_solve(self, rhs: Tensor, tol: float = SOLVE_TOL) -> Tensor:  # (N, k)
+    def node_solve(self, rhs: Tensor, tol: float = NODE_TOL) -> Tensor:  # (N, k)
         r""":math:`M^{-1} b`: columns of the posterior covariance of the nodes, without the scale."""
         return self.precision.numbered(self._solve(self.precision.renumbered(rhs), tol)[0])
 
-    def node_mean(self, values: Tensor) -> Tensor:  # (n, k) -> (N, k)
-        """The posterior mean at all nodes, of observations with prior mean zero."""
-        weighted = self.observations.solve(values.double())
-        return self.node_solve(self.observations.to_nodes(weighted))
-
-    def condition(self, values: Tensor, tol: float = SOLVE_TOL) -> tuple[Tensor, Tensor, list[float]]:
+    def condition(self, values: Tensor, tol: float = NODE_TOL) -> tuple[Tensor, Tensor, list[float]]:
         r"""The posterior mean at all nodes, (N, k), :math:`(L K L^\top + T)^{-1} y`, (n, k), and the residuals of the steps.
 
         :param values: observations with prior mean zero, (n, k).
         """
         seen, precision = self.observations, self.precision
         weighted = seen.solve(values.double())
-        mean, residuals = self._solve(precision.renumbered(seen.to_nodes(weighted)), tol)
-        weights = weighted - seen.solve(seen.from_nodes(precision.numbered(mean)))
+        mean, residuals = self._solve(precision.renumbered(seen.inputs.to_nodes(weighted)), tol)
+        weights = weighted - seen.solve(seen.inputs.from_nodes(precision.numbered(mean)))
         # What the mean leaves of the observations is small where the noise is: the digits that are lost are solved for again.
         left = (weights * seen.product(weights)).sum(0) / (values.double() * weighted).sum(0).clamp_min(1e-300)
         share = float(left.clamp_min(0).sqrt().min()) if len(left) else 1.0
         if share < 1:
-            missing = precision.renumbered(seen.to_nodes(weights)) - precision.product(mean)
+            missing = precision.renumbered(seen.inputs.to_nodes(weights)) - precision.product(mean)
             more, again = self._solve(missing, max(share, LEAST_SHARE))
             mean, residuals = mean + more, [*residuals, *(residuals[-1] * one for one in again)]
-            weights = weighted - seen.solve(seen.from_nodes(precision.numbered(mean)))
+            weights = weighted - seen.solve(seen.inputs.from_nodes(precision.numbered(mean)))
         return precision.numbered(mean), weights, residuals
 
-    def iterate(self, rhs: Tensor, tol: float = SOLVE_TOL) -> Iterations:  # (n, k)
+    @torch.no_grad()
+    def solve(self, rhs: Tensor, tol: float | None = None, max_steps: int | None = None) -> Solved:
         """Solve with the covariance of the observations; residuals are those of the system that is solved for the nodes."""
-        _, weights, residuals = self.condition(rhs, tol)
-        return Iterations((weights / self.scale).to(rhs.dtype), residuals, rhs[:0], rhs[:0])
+        _, weights, residuals = self.condition(rhs, NODE_TOL if tol is None else min(tol, NODE_TOL))
+        return Solved((weights / self.scale).to(rhs.dtype), Report(self.method, self.reason, tuple(residuals)))
+
+    def for_adjoint(self, rhs: Tensor) -> NoisyPrecision:
+        return self
+
+    @torch.no_grad()
+    def quadrature(self, rhs: Tensor, probes: int) -> Quadrature:
+        """Few observations have the exact gradient of the log-determinant, from a solve for each."""
+        if not probes:
+            found = self.solve(rhs)
+            return Quadrature(found.solution, rhs.new_zeros(0).double(), rhs[:, :0], rhs[:, :0], found.report.residuals)
+        if len(rhs) <= EXACT_TRACE:
+            starts = len(rhs) ** 0.5 * torch.eye(len(rhs), dtype=rhs.dtype, device=rhs.device)
+        else:
+            starts = frozen_signs(len(rhs), probes, rhs.dtype, rhs.device)
+        found = self.solve(torch.cat([starts, rhs], dim=-1))
+        solved, solution = found.solution.tensor_split([starts.shape[-1]], dim=-1)
+        return Quadrature(solution, self.logdet_terms(starts.shape[-1]), solved, starts, found.report.residuals)
 
     # Samples and variances
 
@@ -168,7 +169,7 @@ class NoisyPrecision(WithoutCaches):
     def _draws(self, number: int, generator: torch.Generator | None, tol: float) -> Tensor:
         if not len(self.observations.noise):
             return self.precision.solve(self.precision.noise(number, generator))
-        seen = self.observations.to_nodes(self.observations.solve(self.observations.draw(number, generator)))
+        seen = self.observations.inputs.to_nodes(self.observations.solve(self.observations.draw(number, generator)))
         return self._solve(self.precision.noise(number, generator) + self.precision.renumbered(seen), tol)[0]
 
     def variances(self, number: int = VARIANCE_SAMPLES) -> tuple[Tensor, Tensor]:  # (N,), (N,)
@@ -199,18 +200,6 @@ class NoisyPrecision(WithoutCaches):
 
     # Log-determinants
 
-    def warn_of_error(self, terms: Tensor) -> None:
-        """Say once of every graph that a likelihood with these estimates of a log-determinant is uncertain."""
-        error = float(terms.detach().std()) / len(terms) ** 0.5 if len(terms) > 1 else 0.0
-        if error > VISIBLE_LOGDET and LOGDETS_TOLD.first(self.graph):
-            warnings.warn(
-                f"The log-determinant, and so the likelihood, is an estimate with a standard error of {error:.2g} "
-                "(logdet_with_error says it anywhere). For an exact one take a whole nu; for a smaller error raise "
-                "gpytorch.settings.num_trace_samples.",
-                AccuracyWarning,
-                stacklevel=4,
-            )
-
     def logdet_terms(self, probes: int) -> Tensor:  # (probes,), float64
         """Estimates of the log-determinant of the covariance of the observations, one a probe; all equal where exact."""
         number = len(self.observations.noise)
@@ -236,7 +225,7 @@ class NoisyPrecision(WithoutCaches):
         return fixed + self._lanczos(probes)
 
     def _dense_logdet(self) -> float:
-        """Of M over Q, on small graphs."""
+        """Dense log det M - log det Q, on small graphs."""
         precision = self.precision
         base = torch.from_numpy(precision.base.toarray())
         eye = torch.eye(precision.size, dtype=torch.float64)
@@ -269,11 +258,11 @@ class NoisyPrecision(WithoutCaches):
     def _covariance(self, v: Tensor) -> Tensor:  # (n, k)
         """Products with the covariance of the observations, without the scale: the dearest way, and one that always works."""
         seen, precision = self.observations, self.precision
-        kernel = precision.numbered(precision.solve(precision.renumbered(seen.to_nodes(v))))
-        return seen.from_nodes(kernel) + seen.product(v)
+        kernel = precision.numbered(precision.solve(precision.renumbered(seen.inputs.to_nodes(v))))
+        return seen.inputs.from_nodes(kernel) + seen.product(v)
 
     def _lanczos(self, probes: int) -> Tensor:
-        """Of M over Q where all observations are of nodes, of the covariance elsewhere."""
+        """Lanczos quadrature for log det M - log det Q where all observations are of nodes, for the covariance elsewhere."""
         seen = self.observations
         root = seen.noise.sqrt().unsqueeze(-1) if seen.diagonal else torch.ones((), dtype=torch.float64)
         starts = frozen_signs(len(seen.noise), probes, torch.float64, torch.device("cpu"))
@@ -287,39 +276,33 @@ def _powers(action: Action, number: int, v: Tensor) -> Tensor:
 
 
 def _quadrature(action: Action, starts: Tensor, precondition: Action | None = None) -> Tensor:  # (N, k) -> (k,)
-    r"""Of the logarithm of a matrix, or of :math:`P^{-1/2} M P^{-1/2}`, by the Lanczos matrices of conjugate gradients."""
+    r"""Quadratic forms of the logarithm of a matrix, or of :math:`P^{-1/2} M P^{-1/2}`."""
     found = conjugate_gradients(action, starts, tol=LANCZOS_TOL, max_iterations=LANCZOS_STEPS, precondition=precondition)
     sizes = (starts * (starts if precondition is None else precondition(starts))).sum(0)
-    values, vectors = torch.linalg.eigh(found.tridiagonal(len(sizes)))
-    return sizes * (vectors[:, 0].square() * values.clamp_min(1e-300).log()).sum(-1)
+    return lanczos_logarithm(found, sizes)
 
 
-def node_solver(precision: PrecisionLinearOperator, nodes: Any, scale: Tensor, noise: Tensor) -> NoisyPrecision | None:
-    """The solver for a multiple of the kernel between some nodes; None where there is none or dense algebra is cheaper."""
-    ids, factor = torch.arange(precision.shape[-1])[nodes], float(scale)
-    if (precision.shape[-1] <= MOST_DENSE and len(ids) <= DENSE) or factor <= 0 or not bool((noise > 0).all()):
-        return None
-    return NoisyPrecision.at_nodes(precision, ids, noise.expand(len(ids)), factor)
+class NodeSolver:
+    """Solves with a sparse precision itself: products with the kernel."""
 
+    method, differentiable, posterior = "multigrid", False, "solves"
 
-def covariance_solver(
-    precision: PrecisionLinearOperator, series: Series, block: KernelBlock, noise: Tensor
-) -> NoisyPrecision | None:
-    """The solver for a symmetric block of covariances plus noise; None where there is none or dense algebra is cheaper."""
-    scale, inputs, noise = float(block.outputscale), block.inputs[0], noise.expand(block.shape[-1]).double()
-    if scale <= 0 or not inputs.same_as(block.inputs[1]) or not bool((noise > 0).all()):
-        return None
-    if precision.shape[-1] <= MOST_DENSE and len(inputs) <= DENSE:
-        return None
-    if bool((inputs.nodes >= 0).all()):
-        return NoisyPrecision.at_nodes(precision, inputs.nodes, noise, scale)
-    observations = AtSites(sites_of(precision, block), noise / scale, series.coefficients(2).detach())
-    return NoisyPrecision(precision.numbers, observations, scale, precision.pattern)
+    def __init__(self, matrix: PrecisionMatrix, reason: str = "") -> None:
+        self.matrix, self.reason = matrix, reason
 
+    @torch.no_grad()
+    def solve(self, rhs: Tensor, tol: float | None = None, max_steps: int | None = None) -> Solved:
+        solution = self.matrix.numbered(self.matrix.solve(self.matrix.renumbered(rhs)))
+        return Solved(solution.to(rhs.dtype), Report(self.method, self.reason))
 
-@torch.no_grad()
-def sites_of(precision: PrecisionLinearOperator, block: KernelBlock) -> Sites:
-    """The rows of a block, seen from the nodes."""
-    rows = block.inputs[0]
-    places = Places(block.x.detach(), block.left.detach(), rows.nodes)
-    return Sites(precision.adjacency, precision.interval, places, precision.extension(), rows.keys)
+    def for_adjoint(self, rhs: Tensor) -> NodeSolver:
+        return self
+
+    @torch.no_grad()
+    def quadrature(self, rhs: Tensor, probes: int) -> Quadrature:
+        if not probes:
+            return Quadrature(self.solve(rhs).solution, rhs.new_zeros(0).double(), rhs[:, :0], rhs[:, :0])
+        starts = frozen_signs(len(rhs), probes, rhs.dtype, rhs.device)
+        solved, solution = self.solve(torch.cat([starts, rhs], dim=-1)).solution.tensor_split([probes], dim=-1)
+        terms = _quadrature(self.matrix.product, self.matrix.renumbered(starts))
+        return Quadrature(solution, terms, solved, starts)

@@ -1,20 +1,8 @@
-r"""How systems with a kernel are solved, and how diagonals are found: the rules and their sizes, in one place.
+r"""Sizes: from where on systems and diagonals are computed otherwise. :mod:`swing_gp.solvers.policy` decides by them.
 
 ================================  ====================================================================================
 what                              how
 ================================  ====================================================================================
-low rank plus diagonal            closed form at every size (Woodbury; as a dense matrix where it has fewer rows than
-                                  features)
-matrix-free, up to 800 nodes      a dense Cholesky factor in float64; up to 2,000 where fast computations are switched
-                                  off (``gpytorch.settings.fast_computations``), and never above
-a grid kernel with noise, above   among its modes, where FFTs of their grid cost less than transforms of the observations:
-                                  dense up to 1,024 modes; beyond, conjugate gradients preconditioned by the dense block
-                                  of up to 1,024 modes with the largest weights, and Lanczos quadrature over random signs
-matrix-free, above                conjugate gradients, preconditioned by landmarks where those help; log-determinants by
-                                  Lanczos quadrature over random signs
-precision form                    series with an inverse on sparse graphs: conjugate gradients on the posterior precision
-                                  of the nodes, preconditioned by multigrid; log-determinants from sparse factors where
-                                  they are predicted to be cheap; dense where both graph and observations are small
 diagonal of a matrix-free kernel  exact, column by column, up to 2,048 nodes; above an estimate with its standard error
 mean variance of the nodes        from all eigenvalues up to 2,000 nodes; above the mean of an estimated diagonal
 posterior variances               among the modes from one transform of the inputs, exactly where those are dense; in
@@ -35,13 +23,21 @@ import torch
 from linear_operator import settings
 
 # Nodes up to which a dense factor is made, and up to which a user may ask for one.
-DENSE, MOST_DENSE = 800, 2000
+DENSE_ROWS, MOST_DENSE = 800, 2000
 # Nodes up to which a diagonal is exact, and inputs up to which posterior variances are solved for.
 EXACT_DIAGONAL, EXACT_VARIANCES = 2048, 512
+# Observations of a graph of up to MOST_DENSE nodes up to which dense algebra is cheaper than the precision of the nodes.
+FEW_OBSERVATIONS = DENSE_ROWS
+# Observations up to which the gradient of a log-determinant in precision form is exact, from a solve for each.
+EXACT_TRACE = 64
+# Entries of sparse factors up to which log-determinants come from them: some 0.6 GB.
+MOST_FILL = 4e7
+# Relative error of the root of h that conjugate gradients among modes need, as a share of the tolerance of the grid.
+MODE_ROOT_TOL = 0.05
 # Columns times nodes up to which variances in precision form are solved for one by one.
 MOST_SOLVED = 2**24
 # Relative residual of conjugate gradients. linear_operator's default, 1 in training and 0.01 otherwise, gives wrong gradients.
-SOLVE_TOL = {torch.float32: 1e-4, torch.float64: 1e-6}
+RESIDUAL = {torch.float32: 1e-4, torch.float64: 1e-6}
 TRACE_SAMPLES = 10
 # Modes up to which systems among them are dense, and the largest dense block of a preconditioner there.
 DENSE_MODES, LEADING_MODES = 1024, 1024
@@ -50,15 +46,15 @@ POINTS_PER_OBSERVATION = 100
 
 
 def is_dense(size: int, fast: Any) -> bool:
-    """Whether a matrix-free operator of this size is solved with as a dense matrix.
+    """Decide if a matrix-free operator of this size is solved with as a dense matrix.
 
     :param fast: the switch of linear_operator for this kind of computation, such as ``fast_computations.solves``.
     """
-    return size <= (DENSE if fast.on() else MOST_DENSE)
+    return size <= (DENSE_ROWS if fast.on() else MOST_DENSE)
 
 
 def among_modes(observations: int, grid: int, terms: int) -> bool:
-    """Whether a grid kernel with noise is solved with among its modes, by the work of a step of conjugate gradients.
+    """Decide if a grid kernel with noise is solved with among its modes, by the work of a step of conjugate gradients.
 
     Among the observations a step takes a polynomial of FFTs and, for every observation, two transforms and its part of a
     preconditioner; among the modes it takes the polynomial of the root twice, and nothing else.
@@ -71,7 +67,7 @@ def among_modes(observations: int, grid: int, terms: int) -> bool:
 
 def solve_tolerance(dtype: torch.dtype) -> float:
     """The relative residual to reach, whatever looser one is set."""
-    return min(SOLVE_TOL[dtype], settings.cg_tolerance.value())
+    return min(RESIDUAL[dtype], settings.cg_tolerance.value())
 
 
 def num_probes() -> int:

@@ -18,6 +18,7 @@ with random signs that are the same at every call.
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -25,7 +26,7 @@ import torch
 from linear_operator import settings
 from torch import Tensor
 
-from swing_gp.linalg.conjugate_gradients import ConvergenceWarning, conjugate_gradients
+from swing_gp.linalg.conjugate_gradients import ConvergenceWarning, conjugate_gradients, lanczos_logarithm
 from swing_gp.linalg.expansions import chebyshev_coefficients
 from swing_gp.linalg.gram import frozen_signs, symmetric_function
 from swing_gp.linalg.polynomial import clenshaw
@@ -33,14 +34,16 @@ from swing_gp.linalg.second_order import gradients as followed
 from swing_gp.linalg.second_order import refused, wanted
 from swing_gp.linalg.toeplitz import RealModes, toeplitz_product
 from swing_gp.linalg.woodbury import Woodbury
-from swing_gp.operators.regimes import LEADING_MODES, solve_tolerance
+from swing_gp.solvers.implicit import Pair, implicit
+from swing_gp.solvers.protocol import Quadrature
+from swing_gp.solvers.sizes import LEADING_MODES, solve_tolerance
 
 # The most coefficients of the root of h; beyond, h comes too close to zero for one.
 MOST_TERMS = 512
 # Modes whose part of S differs from one by less than this need no preconditioner.
 NEGLIGIBLE = 0.02
 # Numbers that the polynomials of a backward pass may keep at once.
-KEPT = 2**26
+KEPT_NUMBERS = 2**26
 REFINEMENTS = 4
 LOGDET_OF_MODES = (
     "Second derivatives of a log-determinant among the modes of a Fourier grid are not known, whose value is an estimate: "
@@ -66,12 +69,12 @@ class Prior:
         self.modes, self.root, self.symbol, self.coefficients, self.interval = modes, root, symbol, coefficients, interval
 
     def dense(self, symbol: Tensor, some: Tensor | slice = slice(None)) -> Tensor:  # (p, p)
-        """Of some modes, the matrix of a symbol between the roots of weights."""
+        """The matrix of a symbol between the roots of weights, for some modes."""
         root = self.modes.spread(self.root)[some]
         return root.unsqueeze(-1) * self.modes.matrix(symbol, some) * root
 
     def through(self, symbol: Tensor, modes: Tensor) -> Tensor:  # (k, *modes) -> (k, *modes)
-        """The same matrix, of all modes, by FFTs."""
+        """Products with that matrix of all modes, by FFTs."""
         return self.root * toeplitz_product(symbol, self.root * modes)
 
     def polynomial(self, coefficients: Tensor, modes: Tensor) -> Tensor:  # (k, *modes) -> (k, *modes)
@@ -98,7 +101,7 @@ class Prior:
 
 
 class DenseModes:
-    """As dense matrices; derivatives are those of plain torch.
+    """Weights of modes by dense matrices; derivatives are those of plain torch.
 
     :param precision: the symbol of G.
     """
@@ -107,10 +110,10 @@ class DenseModes:
 
     def __init__(self, prior: Prior, precision: Tensor) -> None:
         self._woodbury = Woodbury(prior.covariance(), prior.dense(precision))
-        self.residuals: list[float] = []
 
-    def solve(self, projected: Tensor, sizes: Tensor) -> Tensor:  # (P, k), (k,) -> (P, k)
-        return self._woodbury.solve(projected)
+    def solve(self, projected: Tensor, sizes: Tensor) -> tuple[Tensor, tuple[float, ...]]:  # (P, k), (k,) -> (P, k)
+        """The posterior means of the weights of modes, and the residuals of the steps."""
+        return self._woodbury.solve(projected), ()
 
     def inv_quad_logdet(self, projected: Tensor, sizes: Tensor, probes: int) -> tuple[Tensor, Tensor]:
         quadratic = (projected * self._woodbury.solve(projected)).sum(0)
@@ -123,7 +126,7 @@ class DenseModes:
 
 
 class IterativeModes:
-    """By conjugate gradients, whose products are FFTs.
+    """Weights of modes by conjugate gradients, whose products are FFTs.
 
     :param precision: the symbol of G.
     :param root: coefficients of the root of h.
@@ -134,14 +137,13 @@ class IterativeModes:
     def __init__(self, prior: Prior, precision: Tensor, root: Tensor) -> None:
         self.prior, self.precision, self.root = prior, precision, root
         self.modes = prior.modes
-        self.residuals: list[float] = []
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         return self.prior.root, self.prior.symbol, self.prior.coefficients, self.precision, self.root
 
     def at(self, root: Tensor, symbol: Tensor, coefficients: Tensor, precision: Tensor, half: Tensor) -> IterativeModes:
-        """The same system of other tensors."""
+        """This system, made of other tensors."""
         return IterativeModes(Prior(self.modes, root, symbol, coefficients, self.prior.interval), precision, half)
 
     # Products, of coordinates (P, k)
@@ -170,39 +172,41 @@ class IterativeModes:
 
     # Solves
 
-    def iterate(self, projected: Tensor, sizes: Tensor) -> Tensor:  # (P, k), (k,) -> (P, k)
-        r""":math:`\Sigma f`, until residuals among the observations, :math:`|H^{1/2} \rho|_{\hat G}` for a residual
-        :math:`\rho` of S, are small beside their sizes."""
+    def iterate(self, projected: Tensor, sizes: Tensor) -> tuple[Tensor, tuple[float, ...]]:  # (P, k), (k,) -> (P, k)
+        r""":math:`\Sigma f` and the residuals of the steps, until those among the observations,
+        :math:`|H^{1/2} \rho|_{\hat G}` for a residual :math:`\rho` of S, are small beside their sizes."""
         tol, most = solve_tolerance(torch.float64), settings.max_cg_iterations.value()
         rhs = left = self._half(projected)
-        solution, wanted, steps, before = torch.zeros_like(rhs), tol, 0, 1.0
+        solution, wanted, before = torch.zeros_like(rhs), tol, 1.0
+        residuals: list[float] = []
         for _ in range(REFINEMENTS):
             found = conjugate_gradients(
-                self._system, left, tol=wanted, max_iterations=most - steps, precondition=self.preconditioner.solve
+                self._system, left, tol=wanted, max_iterations=most - len(residuals), precondition=self.preconditioner.solve
             )
-            solution, steps = solution + found.solution, steps + len(found.residuals)
-            self.residuals += [before * residual for residual in found.residuals]
+            solution = solution + found.solution
+            residuals += [before * residual for residual in found.residuals]
             left = rhs - self._system(solution)
             image = self._half(left)
             residual = (image * self._precision(image)).sum(0).clamp_min(0).sqrt()
             over = float((residual / sizes.clamp_min(torch.finfo(sizes.dtype).tiny)).max()) if residual.numel() else 0.0
-            if over <= tol or steps >= most:
+            if over <= tol or len(residuals) >= most:
                 break
             wanted, before = 0.5 * tol / over, before * found.residuals[-1]
         if not over <= tol:
             warnings.warn(
-                f"Conjugate gradients reached a residual of {over:.2g} in {steps} steps, not {tol:g}. Raise the noise or "
-                "gpytorch.settings.max_cg_iterations.",
+                f"Conjugate gradients reached a residual of {over:.2g} in {len(residuals)} steps, not {tol:g}. Raise the "
+                "noise or gpytorch.settings.max_cg_iterations.",
                 ConvergenceWarning,
                 stacklevel=3,
             )
-        return self._half(solution)
+        return self._half(solution), tuple(residuals)
 
-    def solve(self, projected: Tensor, sizes: Tensor) -> Tensor:
-        return _Solve.apply(self, projected, sizes, *self.tensors)
+    def solve(self, projected: Tensor, sizes: Tensor) -> tuple[Tensor, tuple[float, ...]]:
+        solution, _, _, residuals = implicit(_Sized(self, sizes), self._gradients, projected, 0, self.tensors)
+        return solution, residuals
 
     def inv_quad_logdet(self, projected: Tensor, sizes: Tensor, probes: int) -> tuple[Tensor, Tensor]:
-        return _InvQuadLogdet.apply(self, projected, sizes, probes, *self.tensors)
+        return implicit(_Sized(self, sizes), self._gradients, projected, probes, self.tensors)[1:3]
 
     def quadrature(self, probes: int) -> tuple[Tensor, Tensor, Tensor]:  # (probes,), (P, probes), (P, probes)
         """Estimates of log|S|, and the solutions and images of the probes."""
@@ -211,8 +215,7 @@ class IterativeModes:
         tol, most = ROUGH * solve_tolerance(torch.float64), settings.max_cg_iterations.value()
         image = close.root_inverse(signs)
         found = conjugate_gradients(self._system, close.root(signs), tol=tol, max_iterations=most, precondition=close.solve)
-        values, vectors = torch.linalg.eigh(found.tridiagonal(probes))
-        terms = len(signs) * (vectors[:, 0].square() * values.clamp_min(1e-300).log()).sum(-1)
+        terms = lanczos_logarithm(found, torch.full((probes,), float(len(signs)), dtype=torch.float64))
         return terms + close.logdet(), found.solution, image
 
     def leading(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -220,13 +223,13 @@ class IterativeModes:
         return self.preconditioner.posterior()
 
     def beyond_leading(self, projected: Tensor) -> Tensor:  # (P, k) -> (P, k)
-        r"""What :math:`\Sigma f` has besides the part of :meth:`leading`, to the few digits that estimates need."""
+        r"""The part of :math:`\Sigma f` beyond :meth:`leading`, to the few digits that estimates need."""
         some, core, rest = self.leading()
         close = (rest.unsqueeze(-1) * projected).index_copy(0, some, core @ projected[some])
-        return self.iterate(projected, ROUGH * self._size(projected)) - close
+        return self.iterate(projected, ROUGH * self.size(projected))[0] - close
 
-    def _size(self, projected: Tensor) -> Tensor:  # (P, k) -> (k,)
-        """What residuals of a right-hand side that no observations have are held against."""
+    def size(self, projected: Tensor) -> Tensor:  # (P, k) -> (k,)
+        """Reference norm for residuals of a right-hand side that belongs to no observations."""
         image = self._covariance(projected)
         return (image * self._precision(image)).sum(0).clamp_min(0).sqrt()
 
@@ -239,7 +242,7 @@ class IterativeModes:
             return list(followed(lambda *tensors: getattr(self.at(*tensors), form)(right), self.tensors, left))
         terms = len(self.root) * self.prior.symbol.numel()
         totals: list[Any] = [None] * len(self.tensors)
-        for one, two in zip(*(x.split(max(1, KEPT // terms), dim=-1) for x in (left, right)), strict=True):
+        for one, two in zip(*(x.split(max(1, KEPT_NUMBERS // terms), dim=-1) for x in (left, right)), strict=True):
             with torch.enable_grad():
                 tensors = [tensor.detach().requires_grad_() for tensor in self.tensors]
                 value = (one * getattr(self.at(*tensors), form)(two)).sum()
@@ -247,8 +250,17 @@ class IterativeModes:
             totals = [_sum(total, part) for total, part in zip(totals, found, strict=True)]
         return totals
 
+    def _gradients(self, one: Pair, two: Pair, logdet: Pair, weights: Tensor | None) -> tuple[Tensor | None, ...]:
+        posterior = self.gradients_of_posterior(one, two)
+        if weights is None:
+            return tuple(posterior)
+        with torch.no_grad():
+            found = tuple(self.gradients(*logdet, "_system"))
+        found = refused(LOGDET_OF_MODES, found, (*self.tensors, weights))
+        return tuple(_sum(a, b) for a, b in zip(posterior, found, strict=True))
+
     def gradients_of_posterior(self, one: tuple[Tensor, Tensor], two: tuple[Tensor, Tensor]) -> list[Tensor]:
-        r"""Of :math:`\sum f^\top \Sigma g`, from f and :math:`\Sigma f`, g and :math:`\Sigma g`."""
+        r"""Differentiate :math:`\sum f^\top \Sigma g`, given f and :math:`\Sigma f`, g and :math:`\Sigma g`."""
         (f, solved_f), (g, solved_g) = one, two
         prior = self.gradients(f - self._precision(solved_f), g - self._precision(solved_g), "_covariance")
         return [_sum(a, b) for a, b in zip(prior, self.gradients(-solved_f, solved_g, "_precision"), strict=True)]
@@ -258,48 +270,22 @@ def _sum(one: Tensor | None, two: Tensor | None) -> Any:
     return two if one is None else one if two is None else one + two
 
 
-class _Solve(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, system: IterativeModes, projected: Tensor, sizes: Tensor, *tensors: Tensor) -> Tensor:
-        solution = system.iterate(projected, sizes)
-        ctx.system = system
-        ctx.save_for_backward(projected, solution)
-        return solution
+@dataclass(frozen=True)
+class _Sized:
+    r""":math:`\Sigma` as a system: its right-hand sides come with the sizes that their residuals are measured by."""
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        projected, solution = ctx.saved_tensors
-        system = ctx.system
-        with torch.no_grad():
-            sizes = system._size(grad)
-        left = system.solve(grad, sizes) if wanted() else system.iterate(grad, sizes)
-        return None, left, None, *system.gradients_of_posterior((grad, left), (projected, solution))
+    system: IterativeModes
+    sizes: Tensor
 
+    def quadrature(self, rhs: Tensor, probes: int) -> Quadrature:
+        solution, residuals = self.system.iterate(rhs, self.sizes)
+        if not probes:
+            return Quadrature(solution, rhs.new_zeros(0), rhs[:, :0], rhs[:, :0], residuals)
+        return Quadrature(solution, *self.system.quadrature(probes), residuals)
 
-class _InvQuadLogdet(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, system: IterativeModes, projected: Tensor, sizes: Tensor, probes: int, *tensors: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        solution = system.iterate(projected, sizes)
-        terms, probed, image = system.quadrature(probes)
-        ctx.system = system
-        ctx.save_for_backward(projected, sizes, solution, probed, image)
-        return (projected * solution).sum(0), terms
-
-    @staticmethod
-    def backward(ctx: Any, for_quadratic: Tensor, for_terms: Tensor) -> tuple[Any, ...]:
-        projected, sizes, solution, probed, image = ctx.saved_tensors
-        system = ctx.system
-        if wanted():  # what is saved has no derivatives of its own
-            solution = system.solve(projected, sizes)
-        weighted = for_quadratic * projected, for_quadratic * solution
-        quadratic = system.gradients_of_posterior(weighted, (projected, solution))
-        with torch.no_grad():
-            logdet = tuple(system.gradients(for_terms * probed, image, "_system"))
-        if image.shape[-1]:
-            logdet = refused(LOGDET_OF_MODES, logdet, (*system.tensors, for_terms))
-        return None, 2 * weighted[1], None, None, *(_sum(a, b) for a, b in zip(quadratic, logdet, strict=True))
+    @torch.no_grad()
+    def for_adjoint(self, rhs: Tensor) -> _Sized:
+        return _Sized(self.system, self.system.size(rhs))
 
 
 class LeadingBlock:

@@ -2,9 +2,9 @@
 
 import torch
 
-from swing_gp import LowRankPlusDiagonal
-from swing_gp.operators.coincident import groups_of, num_groups, per_group, sum_of_equals
+from swing_gp.linalg.coincident import groups_of, num_groups, per_group, sum_of_equals
 from swing_gp.operators.low_rank_covariance import LowRankPlusGroups
+from swing_gp.operators.low_rank_plus_diagonal import LowRankPlusDiagonal
 
 ROWS, COLUMNS = torch.tensor([4, 9, 4, 7]), torch.tensor([9, 9, 1, 4, 4])
 

@@ -22,12 +22,13 @@ from swing_gp import (
     grf_kernel,
     solve,
 )
-from swing_gp.operators import regimes
+from swing_gp.operators.base import NoisyKernelLinearOperator
 from swing_gp.operators.estimated_diagonal import estimated_diagonal
 from swing_gp.operators.grid_kernel import grid_kernel
-from swing_gp.operators.noisy import NoisyKernelLinearOperator
 from swing_gp.operators.preconditioning import LandmarkApproximation
 from swing_gp.operators.variance import mean_variance
+from swing_gp.solvers import sizes
+from swing_gp.solvers.iterative import ConjugateGradients
 
 SIZE = 1000  # above 800, where linear_operator's own solves end at a residual of 1
 GRAPH = ImplicitGraph(cloud(SIZE, 2), Gaussian(0.03))
@@ -64,6 +65,11 @@ def kernels():
         "grf": grf_kernel(explicit, Diffusion(1.0), walks=20),
         "adjacency": adjacency(PairwiseFeatures(coarse)),
     }
+
+
+def preconditioner(noisy):
+    """What conjugate gradients would be preconditioned by."""
+    return ConjugateGradients(noisy.structure(), noisy.noise).close
 
 
 def residual(operator, rhs):
@@ -107,9 +113,9 @@ def test_a_multiple_is_that_multiple(kernels):
     assert relative((-1.0 * operator) @ Y, -dense @ Y) < 1e-5
     # what preconditions a kernel preconditions its multiples
     grid, tenth = kernels["grid"], 0.1 * NOISE
-    close = (0.1 * grid).add_diagonal(tenth)._preconditioner()[1]
+    close = preconditioner((0.1 * grid).add_diagonal(tenth))
     assert close is not None
-    assert relative(close @ Y, 0.1 * (grid.add_diagonal(NOISE)._preconditioner()[1] @ Y)) < 1e-10
+    assert relative(close.matrix.product(Y), 0.1 * preconditioner(grid.add_diagonal(NOISE)).matrix.product(Y)) < 1e-10
 
 
 def test_a_batch_of_targets_has_the_likelihoods_of_each(kernels):
@@ -146,6 +152,7 @@ def test_samples_of_parts_and_multiples_have_their_variance(kernels):
 
 
 @pytest.mark.parametrize("name", ["walks", "grf"])
+@pytest.mark.draws
 def test_walks_are_sampled_by_their_root(kernels, name):
     torch.manual_seed(0)
     variance = kernels[name].diagonal()
@@ -231,7 +238,7 @@ def test_quadratic_terms_determinants_and_their_gradients_by_iteration(scale):
         return graph_kernel(graph, Diffusion(time), features="grid", tol=1e-8)
 
     noisy = operator(time).add_diagonal(torch.tensor(0.05, dtype=torch.float64))
-    assert (noisy._preconditioner()[0] is not None) == (scale == 0.1)
+    assert (preconditioner(noisy) is not None) == (scale == 0.1)
     state = torch.get_rng_state()
     ours = log_likelihood_terms(operator, time)
     assert ours == log_likelihood_terms(operator, time)
@@ -265,15 +272,15 @@ def test_small_kernels_are_solved_with_to_second_order():
 
 
 def test_sizes_and_switches_say_what_is_dense():
-    assert regimes.is_dense(800, settings.fast_computations.solves)
-    assert not regimes.is_dense(801, settings.fast_computations.solves)
+    assert sizes.is_dense(800, settings.fast_computations.solves)
+    assert not sizes.is_dense(801, settings.fast_computations.solves)
     with settings.fast_computations(solves=False), settings.max_cholesky_size(10**6):
-        assert regimes.is_dense(2000, settings.fast_computations.solves)
-        assert not regimes.is_dense(2001, settings.fast_computations.solves)
+        assert sizes.is_dense(2000, settings.fast_computations.solves)
+        assert not sizes.is_dense(2001, settings.fast_computations.solves)
     with settings.cg_tolerance(1.0), settings.num_trace_samples(3):
-        assert (regimes.solve_tolerance(torch.float64), regimes.num_probes()) == (1e-6, 10)
+        assert (sizes.solve_tolerance(torch.float64), sizes.num_probes()) == (1e-6, 10)
     with settings.cg_tolerance(1e-9), settings.num_trace_samples(50):
-        assert (regimes.solve_tolerance(torch.float64), regimes.num_probes()) == (1e-9, 50)
+        assert (sizes.solve_tolerance(torch.float64), sizes.num_probes()) == (1e-9, 50)
 
 
 @pytest.mark.parametrize("features", ["neighbors", "landmarks"])

@@ -29,12 +29,12 @@ from swing_gp import (
     solve,
 )
 from swing_gp.features import grid
+from swing_gp.linalg.coincident import OwnPart, groups_of, sum_of_equals
 from swing_gp.linalg.nufft import PointTransform, fold
 from swing_gp.linalg.toeplitz import RealModes, padded_grid, symbol_of, toeplitz_product
-from swing_gp.operators import mode_solver as solvers
-from swing_gp.operators import regimes
 from swing_gp.operators.grid_kernel import grid_kernel
-from swing_gp.operators.own_noise import OwnNoise
+from swing_gp.operators.posterior_covariance import ModePosteriorCovariance
+from swing_gp.solvers import sizes
 
 STEP = PowerSeries([0.0, 1.0])  # the plain GP
 KERNELS = [
@@ -50,13 +50,17 @@ def normal(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
+def noisy_method(form):
+    return {"dense": "modes", "iterative": "modes-pcg"}[form]
+
+
 @pytest.fixture(params=["dense", "iterative"])
 def form(request, monkeypatch):
     """Systems of a few hundred nodes among the modes: as dense matrices, or by conjugate gradients."""
-    monkeypatch.setattr(regimes, "DENSE", 10)
+    monkeypatch.setattr(sizes, "DENSE_ROWS", 10)
     monkeypatch.setattr(grid, "DENSE_GRID", 0)
-    monkeypatch.setattr(regimes, "POINTS_PER_OBSERVATION", 10**9)
-    monkeypatch.setattr(solvers, "DENSE_MODES", 10**6 if request.param == "dense" else 0)
+    monkeypatch.setattr(sizes, "POINTS_PER_OBSERVATION", 10**9)
+    monkeypatch.setattr(sizes, "DENSE_MODES", 10**6 if request.param == "dense" else 0)
     return request.param
 
 
@@ -98,11 +102,11 @@ def test_real_coordinates_are_orthonormal_and_give_dense_toeplitz_matrices(half_
 def test_what_observations_have_for_themselves(distinct):
     keys = torch.arange(6) if distinct else torch.tensor([5, 7, 5, 9, 7, 5])
     noise, own = cloud(6, 1).squeeze(-1) + 0.1, torch.tensor(0.7, dtype=torch.float64)
-    part = OwnNoise(noise, own, keys, distinct=distinct)
+    part = OwnPart.of_inputs(noise, own, keys, distinct=distinct)
     dense = torch.diag(noise) + own * (keys.unsqueeze(-1) == keys)
     x = normal(6, 2)
     torch.testing.assert_close(part.inverse(x), torch.linalg.solve(dense, x))
-    torch.testing.assert_close(part.logdet(), torch.logdet(dense))
+    torch.testing.assert_close(part.logdet(6), torch.logdet(dense))
     factor = normal(10, 3)[keys]
     torch.testing.assert_close(
         factor.mT @ (part.information().unsqueeze(-1) * factor), factor.mT @ torch.linalg.solve(dense, factor)
@@ -110,7 +114,10 @@ def test_what_observations_have_for_themselves(distinct):
     asked = torch.tensor([7, 11, 5, 0])
     same = (asked.unsqueeze(-1) == keys).double()
     known = own * (same @ torch.linalg.solve(dense, same.mT)).diagonal()
-    torch.testing.assert_close(part.left_of(asked), 1 - known)
+    rows, columns = groups_of(asked, keys)
+    torch.testing.assert_close(own * sum_of_equals(rows, columns, part.information().unsqueeze(-1)).squeeze(-1), known)
+    torch.testing.assert_close(part.times(x), dense @ x)
+    torch.testing.assert_close(part.gram(factor), factor.mT @ torch.linalg.solve(dense, factor))
 
 
 # Against dense algebra
@@ -134,9 +141,9 @@ def test_solves_determinants_and_all_gradients(form, normalization, series):
     noisy = (outputscale * kernel).add_diagonal(noise)
     rootless = isinstance(series, PowerSeries) and len(series.alpha) == 3
     if form == "iterative" and rootless:
-        assert noisy.solver() is None
+        assert noisy.solver().method == "cg"
         return
-    assert noisy.solver().method == {"dense": "modes", "iterative": "modes-pcg"}[form]
+    assert noisy.solver().method == noisy_method(form)
     found, solved = terms(noisy)
     gradients = [torch.autograd.grad(term, ours, retain_graph=True) for term in found]
 
@@ -216,7 +223,7 @@ def test_gaussian_processes_with_repeated_inputs_on_and_off_the_graph(form, dtyp
         posterior = model(test)
         mean, exact = dense_posterior(covariance, x, y, noise, test)
         lazy = posterior.lazy_covariance_matrix
-        assert lazy.noisy.posterior_solver(lazy.test) is not None
+        assert isinstance(lazy, ModePosteriorCovariance)
         close = 1e-6 if dtype == torch.float64 else 1e-4
         assert relative(posterior.mean.double(), mean) < close
         error = lazy.variance_standard_error().double()
@@ -259,7 +266,7 @@ def test_several_targets_and_their_batches(form):
     part = torch.arange(0, 200, 2)
     block = dense_kernel(kernel.graph, Diffusion(3.0))[part][:, part] * 3 + 0.1 * torch.eye(100, dtype=torch.float64)
     ours = (3.0 * kernel)[part][:, part].add_diagonal(noise[:100])
-    assert ours.solver() is not None
+    assert ours.solver().method == noisy_method(form)
     assert relative(ours.solve(y[:100]), torch.linalg.solve(block, y[:100])) < 2e-6
 
 
@@ -267,8 +274,8 @@ def test_several_targets_and_their_batches(form):
 
 
 def test_the_route_follows_the_work():
-    assert regimes.among_modes(100_000, 50**3, 8)
-    assert not regimes.among_modes(1_000, 50**3, 8)
+    assert sizes.among_modes(100_000, 50**3, 8)
+    assert not sizes.among_modes(1_000, 50**3, 8)
     points, noise = cloud(3000, 2), torch.tensor(0.1, dtype=torch.float64)
     for lengthscale, method in ((0.1, "modes"), (0.04, "modes-pcg")):
         kernel = grid_kernel(FourierGrid(ImplicitGraph(points, Gaussian(lengthscale)), 1e-5), Diffusion(3.0))
@@ -278,14 +285,14 @@ def test_the_route_follows_the_work():
         assert len(result.residuals) == result.iterations + 1
         assert (result.iterations == 0) == (method == "modes")
     few = kernel[:400, :400].add_diagonal(noise)
-    assert few.solver() is None  # modes outnumber the observations by far
+    assert few.solver().method == "dense"  # modes outnumber the observations by far
     ball = grid_kernel(FourierGrid(ImplicitGraph(points, Ball(0.3, 0.1)), 1e-4), Diffusion(1.0))
-    assert ball.add_diagonal(noise).solver() is None  # weights of both signs have no roots
+    assert ball.add_diagonal(noise).solver().method == "cg"  # weights of both signs have no roots
 
 
 def test_a_system_that_is_given_up_says_so(monkeypatch):
-    monkeypatch.setattr("swing_gp.operators.modes.LEADING_MODES", 8)
-    monkeypatch.setattr(solvers, "DENSE_MODES", 0)
+    monkeypatch.setattr("swing_gp.solvers.modes.LEADING_MODES", 8)
+    monkeypatch.setattr(sizes, "DENSE_MODES", 0)
     kernel = grid_kernel(FourierGrid(ImplicitGraph(cloud(1000, 2), Gaussian(0.2)), 1e-6), Diffusion(3.0))
     noisy = kernel.add_diagonal(torch.tensor(1e-4, dtype=torch.float64))
     with torch.no_grad(), settings.max_cg_iterations(1), pytest.warns(ConvergenceWarning, match="in 1 steps"):
@@ -300,9 +307,9 @@ def test_solves_among_modes_are_those_among_nodes(dim, lengthscale, monkeypatch)
     graph = ImplicitGraph(points, Gaussian(lengthscale))
     solutions, determinants = [], []
     for points_per_observation in (10**9, 0):
-        monkeypatch.setattr(regimes, "POINTS_PER_OBSERVATION", points_per_observation)
+        monkeypatch.setattr(sizes, "POINTS_PER_OBSERVATION", points_per_observation)
         noisy = grid_kernel(FourierGrid(graph, 1e-9), Diffusion(3.0)).add_diagonal(noise)
-        assert (noisy.solver() is None) == (points_per_observation == 0)
+        assert noisy.solver().method.startswith("modes") == (points_per_observation > 0)
         with torch.no_grad():
             solutions.append(noisy.solve(y))
             determinants.append(noisy.logdet_with_error())

@@ -18,11 +18,9 @@ from torch import Tensor
 from swing_gp import (
     Ball,
     Diffusion,
-    FourierFeatures,
     Gaussian,
     ImplicitGraph,
     LandmarkFeatures,
-    Laplace,
     LogMatern,
     Matern,
     Matern12,
@@ -38,10 +36,11 @@ from swing_gp import (
     grf_kernel,
     knn_graph,
 )
-from swing_gp.features import grid
+from swing_gp.features import FourierFeatures, grid
 from swing_gp.linalg.expansions import series_root
 from swing_gp.linalg.second_order import SecondDerivativeError
-from swing_gp.operators import iterative, mode_solver, precision_solver, regimes
+from swing_gp.operators import base
+from swing_gp.solvers import precision, sizes
 
 SIZE = 40
 POINTS = cloud(SIZE, 2)
@@ -100,13 +99,13 @@ TABLE = {"unknown": frozenset({(1, 1)})}
 SPECTRAL = SpectralEdge(lambda w: torch.exp(-w.square() / 2), dim=2)
 ROUTES = {
     "landmarks": implicit(landmarks, route=FEATURES),
-    "landmarks of a rough edge": implicit(landmarks, Laplace, route=FEATURES),
+    "landmarks of a rough edge": implicit(landmarks, Matern12, route=FEATURES),
     "steep": implicit(landmarks, series=lambda k: LogMatern(3.0, k, 1e-3), route=FEATURES),
     "fourier": implicit(lambda graph: FourierFeatures(graph, 64, generator=generator()), route=FEATURES),
     "positive": implicit(lambda graph: PositiveFeatures(graph, 64, generator=generator()), route=FEATURES),
     "landmarks of a random walk": implicit(landmarks, normalization="random_walk", route={"symmetric": False}),
     "pairwise": implicit("pairwise"),
-    "pairwise, rough": implicit("pairwise", Laplace),
+    "pairwise, rough": implicit("pairwise", Matern12),
     "pairwise, once smooth": implicit("pairwise", Matern32),
     "pairwise, raw": implicit("pairwise", normalization=None, start=(0.3, 0.3)),
     "pairwise, random walk": implicit("pairwise", normalization="random_walk", route={"symmetric": False}),
@@ -163,15 +162,15 @@ def size(request, monkeypatch):
     """How a system is solved: sizes are moved, so that a few nodes go the way of many."""
     if request.param == "dense":
         return request.param
-    monkeypatch.setattr(regimes, "DENSE", 8)
-    monkeypatch.setattr(precision_solver, "DENSE", 8)
+    monkeypatch.setattr(sizes, "DENSE_ROWS", 8)
+    monkeypatch.setattr(sizes, "FEW_OBSERVATIONS", 8)
     if request.param == "estimated":
-        monkeypatch.setattr(iterative, "MOST_DENSE", 8)
-        monkeypatch.setattr(iterative, "EXACT_TRACE", 8)
+        monkeypatch.setattr(base, "MOST_DENSE", 8)
+        monkeypatch.setattr(precision, "EXACT_TRACE", 8)
     if "modes" in request.param:
         monkeypatch.setattr(grid, "DENSE_GRID", 0)
-        monkeypatch.setattr(regimes, "POINTS_PER_OBSERVATION", 10**9)
-        monkeypatch.setattr(mode_solver, "DENSE_MODES", 10**6 if request.param == "modes" else 0)
+        monkeypatch.setattr(sizes, "POINTS_PER_OBSERVATION", 10**9)
+        monkeypatch.setattr(sizes, "DENSE_MODES", 10**6 if request.param == "modes" else 0)
     return request.param
 
 
