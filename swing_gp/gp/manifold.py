@@ -130,7 +130,8 @@ class ManifoldMaternKernel(Kernel):
 
     def _register(self, name: str, value: float | Tensor, prior: Prior | None, constraint: Interval | None) -> None:
         """Register a parameter of one number per kernel, by default the exponential of its raw value."""
-        self.register_parameter(f"raw_{name}", torch.nn.Parameter(torch.zeros(*self.batch_shape, 1, 1)))
+        raw = torch.zeros(*self.batch_shape, 1, 1, dtype=self.coordinates.graph.points.dtype)
+        self.register_parameter(f"raw_{name}", torch.nn.Parameter(raw))
         logarithmic = Positive(transform=torch.exp, inv_transform=torch.log)
         self.register_constraint(f"raw_{name}", logarithmic if constraint is None else constraint)
         if prior is not None:

@@ -194,6 +194,7 @@ class NodePrecision(Products):
     :ivar nodes: ids of the nodes among the inputs, (n,), and -1 off the graph.
     :ivar off_graph: L and e, where some inputs are not nodes; made when they are asked for.
     :ivar scale: c, a scalar.
+    :ivar pattern: which nodes are linked: the same object as long as the graph is, whatever parameters are learnt.
     """
 
     num_nodes: int
@@ -201,6 +202,7 @@ class NodePrecision(Products):
     nodes: Tensor
     off_graph: Callable[[], FieldInputs] | None
     scale: Tensor
+    pattern: object = None
 
     def scaled(self, scale: Tensor) -> Products:
         return replace(self, **vars(self.plain().scaled(scale)), scale=scale * self.scale)

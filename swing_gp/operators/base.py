@@ -6,6 +6,7 @@ makes a solver of it, and solves, log-determinants and their gradients follow fr
 
 from __future__ import annotations
 
+import warnings
 from abc import abstractmethod
 from contextlib import nullcontext
 from functools import partial
@@ -16,10 +17,11 @@ from linear_operator import settings
 from linear_operator.operators import AddedDiagLinearOperator, DiagLinearOperator, LinearOperator
 from torch import Tensor
 
+from swing_gp.features.landmarks import AccuracyWarning
 from swing_gp.linalg.gram import white_noise
 from swing_gp.linalg.second_order import gradients as pulled_back
 from swing_gp.linalg.second_order import refused, wanted
-from swing_gp.linalg.structure import Structure
+from swing_gp.linalg.structure import NodePrecision, Structure
 from swing_gp.operators.batch import repeated
 from swing_gp.operators.indexing import Indexed
 from swing_gp.solvers.dense import Dense
@@ -27,8 +29,12 @@ from swing_gp.solvers.implicit import Pair, implicit
 from swing_gp.solvers.policy import dense_solver, solver_for
 from swing_gp.solvers.protocol import Estimate, Exact, Numerical, Solver
 from swing_gp.solvers.sizes import MOST_DENSE, is_dense, num_probes
+from swing_gp.utils.once import Once
 from swing_gp.utils.validation import check_rhs
 
+# Standard error of a log-determinant, in nats, from which on it may change what a likelihood is compared for.
+VISIBLE_LOGDET = 0.5
+LOGDETS_TOLD = Once()
 ESTIMATED_LOGDET = (
     f"Second derivatives of a log-determinant above {MOST_DENSE} observations are not known, whose value is an estimate: those "
     "of products, solves and quadratic forms are. Use fewer observations, features='landmarks', or differences of gradients."
@@ -156,10 +162,25 @@ class Solvable(Structured):
         zero = torch.zeros((), dtype=self.dtype, device=self.device)
         columns = self._columns_of(zero.new_zeros(self.shape[-1], 0) if inv_quad_rhs is None else inv_quad_rhs)
         terms, estimates = self._terms(columns, num_probes() if logdet else 0)
+        if logdet:
+            self._warn_of_error(Estimate.of_terms(estimates.detach()))
         if inv_quad_rhs is not None and inv_quad_rhs.dim() > 2:
             terms = terms.reshape(*inv_quad_rhs.shape[:-2], inv_quad_rhs.shape[-1])
         terms = (terms.sum(-1) if reduce_inv_quad else terms).to(self.dtype)
         return zero if inv_quad_rhs is None else terms, estimates.mean().to(self.dtype) if logdet else zero
+
+    def _warn_of_error(self, logdet: Estimate) -> None:
+        """Warn once for every graph that a likelihood with this estimate of a log-determinant is uncertain."""
+        if float(logdet.error) <= VISIBLE_LOGDET or not isinstance(structure := self.structure(), NodePrecision):
+            return
+        if LOGDETS_TOLD.first(structure.pattern):
+            warnings.warn(
+                "The log-determinant, and so the likelihood, is an estimate with a standard error of "
+                f"{float(logdet.error):.2g} (logdet_with_error says it anywhere). For an exact one take a whole nu; for a "
+                "smaller error raise gpytorch.settings.num_trace_samples.",
+                AccuracyWarning,
+                stacklevel=3,
+            )
 
     def explicit(self) -> Tensor:  # (n, m)
         """All entries, by plain torch."""

@@ -56,6 +56,12 @@ class DiffusionCoordinates:
             same = (values[:-1] - values[1:]) < REPEATED * (1 - values[1:]).clamp_min(1e-12)
             while keep > 1 and bool(same[keep - 1]):
                 keep -= 1
+            if keep == 1 and float(values[1]) >= LEAST_VALUE:
+                raise ValueError(
+                    f"num={num} leaves the constant function alone, which tells no points apart: functions whose eigenvalues "
+                    "repeat, as in pairs on a circle, are taken together or not at all. Use a larger num, such as "
+                    f"{2 * num + 1}."
+                )
         keep = max(1, min(keep, int((values >= LEAST_VALUE).sum())))
         self.rates = (1 - values[:keep]).clamp_min(0)
         functions, measure = embedding.functions[:, :keep].double(), embedding.measure.double()

@@ -104,6 +104,13 @@ class PrecisionLinearOperator(MatrixFreeLinearOperator):
         a, b = self.linear.detach()
         return torch.allclose(self.inverse.rest(x), (a + b * x).pow(self.inverse.order - self.inverse.whole), rtol=1e-8)
 
+    @property
+    def pattern(self) -> object:
+        """Which nodes are linked: the same object as long as the graph is."""
+        found = self.adjacency.features.sparse_weights()
+        assert found is not None
+        return found[0]
+
     def extension(self) -> Tensor:
         """Coefficients of the kernel off the graph: :func:`~swing_gp.operators.sites.extension_coefficients`."""
         return extension_coefficients(self.inverse, self.interval, self.adjacency.features.weighs_any_pair)
@@ -126,6 +133,7 @@ class PrecisionLinearOperator(MatrixFreeLinearOperator):
             nodes=inputs.nodes,
             off_graph=None if bool((inputs.nodes >= 0).all()) else sites,
             scale=scale,
+            pattern=self.pattern,
         )
 
     def structure(self) -> Structure:

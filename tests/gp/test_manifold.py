@@ -12,11 +12,16 @@ from gpytorch.priors import LogNormalPrior
 from oracles import cloud
 
 from swing_gp import (
+    DiffusionKernel,
     Gaussian,
     ImplicitGraph,
+    LogMaternKernel,
     ManifoldMaternKernel,
+    MaternGraphKernel,
     OneStep,
     OneStepKernel,
+    RandomWalkKernel,
+    RegularizedLaplacianKernel,
     SparseGraph,
     diffusion_coordinates,
     graph_kernel,
@@ -211,3 +216,22 @@ def test_other_graphs():
 def test_refusals(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_parameters_start_where_they_are_told_to(dtype):
+    """In the dtype of the points: a start that was rounded to float32 was off by 2e-8."""
+    points = POINTS.to(dtype)
+    starts = {
+        ManifoldMaternKernel: {"beta": 0.7, "tau": 0.3},
+        DiffusionKernel: {"time": 0.7},
+        RandomWalkKernel: {"laziness": 2.7},
+        RegularizedLaplacianKernel: {"scale": 0.7},
+        MaternGraphKernel: {"kappa": 0.7},
+        LogMaternKernel: {"kappa": 0.7},
+    }
+    for kind, parameters in starts.items():
+        kernel = kind(points, lengthscale=0.7, **parameters)
+        for name, value in {"lengthscale": 0.7, **parameters}.items():
+            assert getattr(kernel, name).dtype == dtype
+            assert getattr(kernel, name).item() == pytest.approx(value, rel=4 * torch.finfo(dtype).eps), (kind, name)

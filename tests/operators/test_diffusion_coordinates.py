@@ -122,3 +122,12 @@ def test_refusals():
         diffusion_coordinates(cloud(9, 2))
     with pytest.raises(ValueError, match="num must be"):
         diffusion_coordinates(knn_graph(cloud(20, 2), 3), 0)
+
+
+def test_the_constant_alone_is_refused_for_what_it_is():
+    angles = torch.linspace(0, 2 * math.pi, 41, dtype=torch.float64)[:-1]
+    circle = knn_graph(torch.stack([angles.cos(), angles.sin()], -1), 4)
+    for num in (1, 2):  # the first two functions are a pair
+        with pytest.raises(ValueError, match=rf"num={num} leaves the constant function alone.*such as {2 * num + 1}"):
+            diffusion_coordinates(circle, num)
+        assert len(diffusion_coordinates(circle, 2 * num + 1).rates) >= 2

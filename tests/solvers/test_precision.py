@@ -10,6 +10,7 @@ from memory import peak_of
 from oracles import cloud, dense_covariance, relative
 
 from swing_gp import (
+    AccuracyWarning,
     Gaussian,
     ImplicitGraph,
     Matern,
@@ -406,3 +407,32 @@ def test_digits_that_cancel_are_solved_for_again():
     noise = torch.full((len(seen),), 1e-6 * float(dense.diagonal().mean()), dtype=torch.float64)
     solver, y = NoisyPrecision.at_nodes(precision(graph, series).numbers, seen, noise), torch.sin(9 * graph.points[seen, :1])
     assert relative(solver.solve(y).solution, torch.linalg.solve(dense[seen][:, seen] + noise.diag(), y)) < 1e-7
+
+
+def test_the_error_of_a_log_determinant_is_told_once_with_its_number():
+    """GPyTorch's likelihood shows none, and above 2,000 nodes that of a fraction is several nats."""
+    points = cloud(2500, 2)
+    kernel = gpytorch.kernels.ScaleKernel(MaternGraphKernel(knn_graph(points, 10), nu=1.5, kappa=30.0)).double()
+    kernel.outputscale = 30.0**-3
+    likelihood = gpytorch.likelihoods.GaussianLikelihood().double()
+
+    class Model(gpytorch.models.ExactGP):
+        def forward(self, x):
+            return gpytorch.distributions.MultivariateNormal(x.new_zeros(len(x)), kernel(x))
+
+    model = Model(points, points[:, 0], likelihood)
+    marginal = gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, model)
+    noisy = kernel(points).evaluate_kernel().add_diagonal(likelihood.noise)
+    error = noisy.logdet_with_error()[1]
+    assert error > 0.5
+
+    def train() -> None:
+        for _ in range(3):
+            marginal(model(points), points[:, 0]).backward()
+            with torch.no_grad():
+                kernel.base_kernel.raw_kappa += 0.01
+
+    with pytest.warns(AccuracyWarning) as told:
+        train()
+    assert len([warning for warning in told if "log-determinant" in str(warning.message)]) == 1
+    assert f"standard error of {error:.2g}" in str(told[0].message)

@@ -124,11 +124,11 @@ ROUTES = {
     "nearest, Matern": sparse(lambda k: Matern(2.0, k), 2.0),
     "precision": sparse(lambda k: Matern(2.0, k), 30.0),
     "precision, a fraction": sparse(lambda k: Matern(1.5, k), 30.0),
-    "eigenvalues": Route(lambda p: graph_kernel(NEAREST, Matern(1.5, p[0])), (1000.0,)),
+    "eigenvalues": Route(lambda p: graph_kernel(NEAREST, Matern(1.5, p[0])) * p[0] ** -3, (1000.0,)),
     "matrix": Route(lambda p: graph_kernel(SparseGraph(NEAREST.to_scipy()), Matern(1.0, p[0])), (3.0,)),
     "walks on edges": Route(lambda p: grf_kernel(NEAREST.to_scipy() / 40, Diffusion(p[0]), walks=50), (2.0,)),
 }
-CLOSED = ("landmarks", "landmarks of a rough edge", "steep", "fourier", "positive", "small grid", "walks")
+CLOSED = ("landmarks", "landmarks of a rough edge", "steep", "fourier", "positive", "small grid", "walks", "eigenvalues")
 EYE = torch.eye(SIZE, dtype=torch.float64)
 VERBS = {
     "product": (lambda K, noise: (W * (K @ V)).sum(), lambda K, noise: (W * (K @ V)).sum()),
