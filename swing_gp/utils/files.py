@@ -7,8 +7,10 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @contextmanager
@@ -49,6 +51,8 @@ def read_text(path: Path) -> str:
 
 def read_npz(path: Path) -> dict[str, np.ndarray]:
     """Read the arrays of an NPZ file by name."""
+    import numpy as np  # not at the top: the command line answers wrong words without it
+
     if not zipfile.is_zipfile(path):  # NumPy takes anything else for pickled objects, and tells how to load these
         raise ValueError("it is no archive of arrays")
     with np.load(path, allow_pickle=False) as content:

@@ -208,19 +208,36 @@ def test_interpolation(kind, series):
     assert float((result.values - truth).square().mean().sqrt()) < 0.3 * float(truth.std())
     assert result.info.method == "sparse"
     assert series is None or result.series is series
-    # the posterior mean, and what is left of the prior, in dense algebra
-    kernel = dense_kernel(graph, result.series)
+    assert (result.std > 0).all()
+    again = interpolate(graph, known, truth[known], result.series, noise=result.noise)
+    assert (
+        relative(again.values, result.values) < 1e-9
+    )  # of so many values settings are chosen, and deviations alone integrated
+
+
+@pytest.mark.parametrize("series", [Matern(2.0, 8.0), Diffusion(5.0)], ids=repr)
+@pytest.mark.parametrize("kind", ["sparse", "points", "knn"])
+def test_interpolation_with_given_settings(kind, series):
+    """The posterior mean, and what is left of the prior, in dense algebra."""
+    points, noise = cloud(400, 2), 0.01
+    graph = knn_graph(points, 8)
+    if kind != "knn":
+        graph = SparseGraph(graph.to_scipy(), points=points if kind == "points" else None)
+    truth = torch.sin(4 * points[:, 0]) + points[:, 1]
+    known = torch.arange(0, 400, 4)
+    result = interpolate(graph, known, truth[known], series, noise=noise)
+    kernel = dense_kernel(graph, series)
     prior = kernel[known][:, known]
-    noisy = prior + result.noise * prior.diagonal().mean() * torch.eye(100).double()
+    noisy = prior + noise * prior.diagonal().mean() * torch.eye(100).double()
     weights = torch.linalg.solve(noisy, torch.ones(100).double())
     offset = weights @ truth[known] / weights.sum()  # generalised least squares
     solved = torch.linalg.solve(noisy, torch.cat([(truth[known] - offset).unsqueeze(-1), kernel[known]], -1))
     assert relative(result.values, offset + kernel[:, known] @ solved[:, 0]) < 1e-4
-    amplitude = result.selection.amplitude.square() if series is None else (truth[known] - offset) @ solved[:, 0] / 100
+    amplitude = (truth[known] - offset) @ solved[:, 0] / 99
     of_mean = (1 - kernel[:, known] @ weights).square() / weights.sum()
     variance = ((kernel - kernel[:, known] @ solved[:, 1:]).diagonal() + of_mean) * amplitude
     assert relative(result.std, variance.clamp_min(0).sqrt()) < 1e-3
-    assert result.noise_std == pytest.approx(math.sqrt(result.noise * prior.diagonal().mean() * amplitude), rel=1e-3)
+    assert result.noise_std == pytest.approx(math.sqrt(noise * prior.diagonal().mean() * amplitude), rel=1e-3)
 
 
 @pytest.mark.long

@@ -227,13 +227,13 @@ def test_solve_of_any_operator_and_its_preconditioned_form():
 
 
 def test_solve_reports_failure_and_refuses_nonsense():
-    operator = graph_kernel(ImplicitGraph(cloud(200, 2), Gaussian(0.05)), Diffusion(5.0), features="neighbors")
-    b = torch.randn(200, generator=torch.Generator().manual_seed(0)).double()
+    operator = graph_kernel(ImplicitGraph(cloud(900, 2), Gaussian(0.02)), Diffusion(5.0), features="neighbors")
+    b = torch.randn(900, generator=torch.Generator().manual_seed(0)).double()
     with pytest.warns(ConvergenceWarning, match="Raise max_iterations"):
         assert not solve(operator, b, 1e-3, max_iterations=2).converged
     for call, message in (
         (lambda: solve(operator, b, 0.0), "noise must be positive"),
-        (lambda: solve(operator, b[:-1], 0.1), "rhs must have 200 rows"),
+        (lambda: solve(operator, b[:-1], 0.1), "rhs must have 900 rows"),
         (lambda: solve(operator, b.float(), 0.1), "rhs must be torch.float64"),
         (lambda: solve(operator, b * torch.nan, 0.1), "rhs must be finite"),
         (lambda: solve(operator, b, 0.1, tol=0.0), "tol must be positive"),
