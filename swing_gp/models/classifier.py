@@ -240,11 +240,11 @@ class GraphGPClassifier(ClassifierMixin, BaseEstimator):
                 known, at, edge = kernel.extended_points(model.x), kernel.extended_points(x), kernel.edge
             leading = x.shape[1] if x.shape[1] <= TREE_DIM else None
         results = []
-        for targets, noise, constant in zip(model.targets, model.noise, self._constants, strict=True):
+        for targets, noise, constant, uncertain in zip(model.targets, model.noise, *self._constants, strict=True):
             # The edge function has variance one, so that all is in units of the output scale.
             local = LocalGP(
                 edge, known, targets / scale**0.5, noise=noise / scale, neighbors=NEIGHBORS, mean=constant / scale**0.5,
-                leading=leading,
+                mean_variance=float(uncertain) / scale, leading=leading,
             )  # fmt: skip
             results.append(local.predict(at))
         means, variances = ([getattr(each, name) for each in results] for name in ("mean", "variance"))
@@ -352,7 +352,10 @@ class GraphGPClassifier(ClassifierMixin, BaseEstimator):
             kernel = model._model(model._coordinates(points), content["nu"], content["inputs"], content["labels"]).kernel
             kernel.load_state_dict(content["state"])
             nu, alpha, inputs, labels = (content[name] for name in ("nu", "alpha", "inputs", "labels"))
-            model._set_model(kernel, nu, alpha, inputs, labels, points, content["constants"])
+            constants = content["constants"]
+            if constants.dim() == 1:  # of a version that knew no variances of them
+                constants = torch.stack([constants, torch.zeros_like(constants)])
+            model._set_model(kernel, nu, alpha, inputs, labels, points, constants)
         return model
 
 

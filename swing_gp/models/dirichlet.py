@@ -75,10 +75,11 @@ class DirichletGP(torch.nn.Module):
         return -(self.log_likelihood() + priors) / len(self.x)
 
     @torch.no_grad()
-    def constants(self) -> Tensor:  # (C,)
-        """The constant means of the classes."""
+    def constants(self) -> Tensor:  # (2, C)
+        """The constant means of the classes, and their variances."""
         _, ones, values = self._whitened(self.kernel(self.x).to_dense())
-        return ((ones * values).sum(-2) / ones.square().sum(-2)).squeeze(-1)
+        information = ones.square().sum(-2)
+        return torch.stack([(ones * values).sum(-2) / information, 1 / information]).squeeze(-1)
 
     @torch.no_grad()
     def leave_one_out(self) -> tuple[Tensor, Tensor]:  # (n, C), (n, C)

@@ -21,6 +21,7 @@ noise is small; under much noise take more.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -35,7 +36,7 @@ from swing_gp.linalg.cholesky import cholesky_with_jitter
 from swing_gp.linalg.chunks import row_chunks
 from swing_gp.models.neighbors import NeighborSearch
 from swing_gp.utils.progress import progress_bar
-from swing_gp.utils.validation import as_real, check_count
+from swing_gp.utils.validation import as_number, as_real, check_count
 
 Covariance = Callable[[Tensor, Tensor], Tensor]
 
@@ -70,6 +71,7 @@ class LocalGP:
     :param mean: ``"local"`` for a constant that is estimated among the neighbours of each prediction by generalised least
         squares, whose uncertainty is part of the variance (ordinary kriging); ``"global"`` for one constant, by the same from
         up to 2,000 of the known values; or a number, or one for each target.
+    :param mean_variance: the variance of a mean that is given; predictions know the mean the better the more neighbours say.
     :param leading: look for neighbours among the first coordinates only, by a tree, and take the nearest in all of them among
         four times as many. For extended points, whose dimension is too high for a tree, it is that of the points.
     """
@@ -83,6 +85,7 @@ class LocalGP:
         noise: float | Tensor,
         neighbors: int = 64,
         mean: str | float | Tensor = "local",
+        mean_variance: float = 0.0,
         leading: int | None = None,
     ) -> None:
         if not callable(covariance):
@@ -100,6 +103,9 @@ class LocalGP:
         self._local = isinstance(mean, str) and mean == "local"
         if isinstance(mean, str) and mean not in ("local", "global"):
             raise ValueError(f"mean must be 'local', 'global' or a number, got {mean!r}.")
+        if not 0 <= as_number("mean_variance", mean_variance) < math.inf or (mean_variance and isinstance(mean, str)):
+            raise ValueError(f"mean_variance must be a finite variance of a mean that is a number, got {mean_variance!r}.")
+        self._mean_variance = float(mean_variance)
         if self._local:
             self.mean = torch.zeros_like(self.y[:1])
         elif isinstance(mean, str):
@@ -192,9 +198,10 @@ class LocalGP:
         ones, values, cross = white.split([1, values.shape[-1], at.shape[-2]], -1)
         mean = self.mean + cross.mT @ values
         variance = self._variance(at) - cross.square().sum(-2)
+        rest = 1 - cross.mT @ ones
         if not self._local:
-            return mean, variance
-        constant, rest = Trend.whitened(ones, values), 1 - cross.mT @ ones
+            return mean, variance + self._mean_variance * rest.squeeze(-1).square()
+        constant = Trend.whitened(ones, values)
         return mean + rest @ constant.coefficients, variance + constant.variance(rest)
 
 

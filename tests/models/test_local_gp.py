@@ -201,3 +201,18 @@ def test_more_refusals():
         LocalGP(lambda a, b: -torch.cdist(a, b), X, target(X), noise=0.0).predict(OFF)
     with pytest.raises(TypeError, match="covariance must be"):
         LocalGP(1.0, X, target(X), noise=0.0)
+
+
+def test_the_variance_of_a_given_mean_counts_where_neighbours_say_little():
+    x, at = cloud(40, 2), torch.cat([cloud(9, 2, seed=1), torch.tensor([[9.0, 9.0]]).double()])
+    y, variance, edge = torch.sin(5 * x[:, 0]), 0.7, Matern32(0.4)
+    plain, uncertain = (
+        LocalGP(edge, x, y, noise=0.1, neighbors=40, mean=0.2, mean_variance=v).predict(at) for v in (0.0, variance)
+    )
+    noisy = edge.weights(x, x) + 0.1 * torch.eye(40).double()
+    rest = 1 - edge.weights(at, x) @ torch.linalg.solve(noisy, torch.ones(40, 1).double())
+    torch.testing.assert_close(uncertain.variance, plain.variance + variance * rest.squeeze(-1).square())
+    assert float(uncertain.variance[-1]) == pytest.approx(1 + variance, rel=1e-6)  # far from all of them
+    torch.testing.assert_close(uncertain.mean, plain.mean)
+    with pytest.raises(ValueError, match="mean_variance must be"):
+        LocalGP(edge, x, y, noise=0.1, mean="local", mean_variance=0.1)
