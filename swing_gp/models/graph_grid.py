@@ -37,8 +37,8 @@ TOL = 1e-3
 ENOUGH = 100
 # Regions on which all settings of a grid are tried, and how many settings go on to the others.
 FIRST, FINAL = 3, 10
-# Splits of a region that deviations are calibrated by.
-CALIBRATED = 2
+# Splits of a region that deviations are calibrated by: so many, and more up to so many until held-out values are enough.
+LEAST_CALIBRATED, CALIBRATED = 2, 10
 
 
 def best_of_grid(
@@ -226,10 +226,13 @@ def held_out_amplitude(
     graph: Graph, series: Series, noise: float, regions: Sequence[Region], values: Tensor, basis: Tensor
 ) -> Tensor:  # (k,)
     """What functions are to be multiplied by for squares of held-out residuals to be their variances in the mean."""
-    total, weight = torch.zeros_like(values[0]), 0.0
+    total, weight, number = torch.zeros_like(values[0]), 0.0, 0
     for region in regions:
         operator = graph_kernel(part_of_graph(graph, region), series, tol=TOL if graph.num_nodes > WHOLE else None)
-        for held, weights in region.splits[:CALIBRATED]:
+        for place, (held, weights) in enumerate(region.splits[:CALIBRATED]):
+            if place >= LEAST_CALIBRATED and number >= ENOUGH:
+                break
+            number += len(held)
             kept, rows = region.kept(held), region.rows
             posterior = GraphPosterior(operator, region.known[kept], values[rows[kept]], basis[region.nodes], noise)
             left = posterior.mean[region.known[held]] - values[rows[held]]
