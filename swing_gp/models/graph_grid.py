@@ -39,8 +39,8 @@ ENOUGH = 100
 FIRST, FINAL = 3, 10
 # A sum of weights below this share of the largest is that of a node which no known one reaches.
 UNREACHED = 1e-12
-# Splits of a region that deviations are calibrated by.
-CALIBRATED = 2
+# Splits of a region that deviations are calibrated by: so many, and more up to so many until held-out values are enough.
+LEAST_CALIBRATED, CALIBRATED = 2, 10
 
 
 def best_of_grid(
@@ -241,10 +241,13 @@ def held_out_amplitude(
     graph: Graph, series: Series, noise: float, regions: Sequence[Region], values: Tensor, basis: Tensor
 ) -> Tensor:  # (k,)
     """What functions are to be multiplied by for squares of held-out residuals to be their variances in the mean."""
-    total, weight = torch.zeros_like(values[0]), 0.0
+    total, weight, number = torch.zeros_like(values[0]), 0.0, 0
     for region in regions:
         operator = graph_kernel(part_of_graph(graph, region), series, tol=TOL if graph.num_nodes > WHOLE else None)
-        for held, weights in region.splits[:CALIBRATED]:
+        for place, (held, weights) in enumerate(region.splits[:CALIBRATED]):
+            if place >= LEAST_CALIBRATED and number >= ENOUGH:
+                break
+            number += len(held)
             kept, rows = region.kept(held), region.rows
             posterior = GraphPosterior(operator, region.known[kept], values[rows[kept]], basis[region.nodes], noise)
             left = posterior.mean[region.known[held]] - values[rows[held]]

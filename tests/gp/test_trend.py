@@ -245,16 +245,16 @@ def line_with_noise(dim, seed, number=40, more=100, slope=1.0):
 
 
 def honesty(dim, draws, **words):
-    """The share of new values within intervals of 95%, and the true over the stated error."""
-    inside, true, stated = [], [], []
+    """The share of new values within intervals of 95%, and the true over the stated error: of the middle draw, since a kernel
+    of a long diffusion can be far off at a node that has few links, where it is as uncertain."""
+    inside, ratios = [], []
     for seed in range(draws):
         x, y = line_with_noise(dim, seed)
         found = interpolate(x, torch.arange(40), y[:40], mean="linear", progress=False, **words)
         missed = (found.values.numpy() - y)[40:]
         inside.append(np.abs(missed) < 1.96 * torch.hypot(found.std, found.noise_std).numpy()[40:])
-        true.append(np.square(missed).mean())
-        stated.append(found.selection.score**2)
-    return np.mean(inside), (np.mean(true) / np.mean(stated)) ** 0.5
+        ratios.append(np.square(missed).mean() ** 0.5 / found.selection.score)
+    return np.mean(inside), np.median(ratios)
 
 
 def test_a_line_in_many_columns_is_known_as_well_as_it_says():
@@ -267,9 +267,8 @@ def test_a_line_in_many_columns_is_known_as_well_as_it_says():
 @pytest.mark.parametrize("families", [None, ("coordinates",), ("extended",), ("neighbors",), ("implicit",)])
 @pytest.mark.parametrize("dim", [10, 20])
 def test_a_line_in_many_columns_by_every_family(dim, families):
-    coverage, ratio = honesty(dim, 20, families=families)
-    # Kernels of graphs take their amplitude from the few values of two folds.
-    assert coverage > (0.85 if families in [("neighbors",), ("implicit",)] else 0.9)
+    coverage, ratio = honesty(dim, 60, families=families)
+    assert coverage > 0.9
     assert 0.8 < ratio < 1.15
 
 
