@@ -1,4 +1,4 @@
-"""Things that are said once of every object, however often they come up."""
+"""Memory of objects that a warning was given for, so that each is warned of once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Once:
-    """Objects that something was said of, as long as they live.
+    """Set of objects by identity, each kept while it lives.
 
     >>> class Thing: ...
     >>> one, once = Thing(), Once()
@@ -19,7 +19,7 @@ class Once:
         self._known: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
     def first(self, thing: object) -> bool:
-        """Whether it is new; from now on it is not."""
+        """Check if an object is new, and remember it."""
         if self._known.get(id(thing)) is thing:
             return False
         self._known[id(thing)] = thing
