@@ -96,7 +96,8 @@ MUTANTS = [
     Mutant("else (1 - self.laziness.item(), math.inf)", "else (-math.inf, math.inf)", "series/test_series.py"),
     # features
     Mutant("math.sqrt(2 / self.num_features)", "math.sqrt(1 / self.num_features)", "features/test_features.py"),
-    Mutant("(PRECISE if precise else TRANSFORMED) * self.tol", "1e3 * self.tol", "features/test_grid.py", "tolerance"),
+    Mutant("(PRECISE_SHARE if precise else TRANSFORM_SHARE) * self.tol", "1e3 * self.tol",
+           "features/test_grid.py", "tolerance"),
     Mutant("self._node_log_features - 0.5 * log_degree", "self._node_log_features - log_degree",
            "operators/test_collapsed.py", "dense_algebra"),
     Mutant("return graph.edge.cutoff(tol / 3, graph.dim)", "return graph.edge.cutoff(30 * tol, graph.dim)",
@@ -133,7 +134,7 @@ MUTANTS = [
            "models/test_classifier.py", "targets or leaving"),
     Mutant("own = left.diagonal(dim1=-2, dim2=-1)", "own = 2 * left.diagonal(dim1=-2, dim2=-1)",
            "models/test_classifier.py", "targets or leaving"),
-    Mutant("white.square().sum(0) + missing.square().sum(0)", "white.square().sum(0)",
+    Mutant("white.square().sum(0) + self.trend.variance(rest)", "white.square().sum(0)",
            "models/test_matern_gp.py", "flat_prior"),
     Mutant("variance = self._variance(at) - cross.square().sum(-2)", "variance = self._variance(at)",
            "models/test_local_gp.py", "exact_gp"),
@@ -151,8 +152,9 @@ MUTANTS = [
            "parallel/test_shards.py", "must_refuse or group_of_one_changes"),
     # io
     Mutant("values = np.where(np.isfinite(values), values, np.nan)", "pass", "io/test_fields.py"),
-    Mutant("self.vertices[used].astype(np.float32) + 0.0)", "self.vertices[used].astype(np.float32))", "io/test_meshes.py"),
-    Mutant("norm.ppf(0.5 + promised / 2)", "norm.ppf(promised)", "io/test_pictures.py"),
+    Mutant("self.vertices[referenced].astype(np.float32) + 0.0)", "self.vertices[referenced].astype(np.float32))",
+           "io/test_meshes.py"),
+    Mutant("norm.ppf(0.5 + nominal / 2)", "norm.ppf(nominal)", "io/test_pictures.py"),
     Mutant("if len(dict(columns)) < len(columns):", "if False:", "io/test_tables.py"),
     # cli
     Mutant("if hidden == 0 or len(order) - hidden < 2:", "if hidden == 0:", "cli/test_cli.py", "few"),
